@@ -76,7 +76,7 @@ def test_a_rank_that_skips_a_collective_is_named_with_its_host_and_last_line(run
         finding.cause
         == finding.line
         == (
-            "rank 2 never entered all_reduce 4 of default_pg, in which the other 3 waited at "
+            "rank 2 never entered all_reduce 4 of default_pg, where the other 3 waited at "
             "make.py:36; it last entered all_reduce 3 of default_pg at make.py:36"
         )
     )
@@ -248,12 +248,12 @@ def test_two_of_sixteen_ranks_are_missing(tmp_path) -> None:
     seen = verdict(tmp_path, dumps, 16)
     assert seen and seen.ranks == (3, 11) and seen.certain
     assert seen.sentence == (
-        "ranks 3 and 11 never entered all_reduce 1,214 of default_pg, in which the other 14 waited "
+        "ranks 3 and 11 never entered all_reduce 1,214 of default_pg, where the other 14 waited "
         "at model.py:88; rank 3 last entered broadcast 1,213 of default_pg at model.py:80"
     )
     dumps[5] = dumps[5][:-40]  # cut off as it was written
     seen = verdict(tmp_path, dumps, 16)
-    assert seen and seen.ranks == (3, 11) and "in which 13 others waited" in seen.sentence
+    assert seen and seen.ranks == (3, 11) and "where 13 others waited" in seen.sentence
     del dumps[7]
     seen = verdict(tmp_path, dumps, 16)
     assert seen and not seen.ranks and seen.sentence.endswith("; rank 7 wrote no dump")
@@ -272,7 +272,7 @@ def test_a_rank_that_waits_elsewhere_is_no_culprit(tmp_path) -> None:
     seen = verdict(tmp_path, dumps)
     assert seen and seen.ranks == (3,)
     assert seen.sentence.startswith(
-        "rank 3 never entered all_reduce 5 of default_pg, in which 2 others waited at model.py:88"
+        "rank 3 never entered all_reduce 5 of default_pg, where 2 others waited at model.py:88"
     )
 
 
@@ -284,7 +284,7 @@ def test_groups_in_another_order_are_told_without_a_culprit(tmp_path) -> None:
     seen = verdict(tmp_path, dumps)
     assert seen and not seen.ranks
     assert seen.sentence == (
-        "rank 3 never entered all_reduce 1 of group 5 [1, 3], in which rank 1 waited: rank 3 "
+        "rank 3 never entered all_reduce 1 of group 5 [1, 3], where rank 1 waited: rank 3 "
         "waited in all_reduce 1 of group 6 [1, 3] at model.py:50"
     )
 
@@ -404,7 +404,7 @@ def test_a_thousand_ranks_take_a_second_or_two(run) -> None:
     finding = found(run)
     assert time.thread_time() - begin < 5  # 1.1 s, unless others use this machine
     assert (finding.rank, finding.host) == (700, "node-2")
-    assert "in which the other 1023 waited" in finding.cause
+    assert "where the other 1023 waited" in finding.cause
 
 
 def test_of_many_long_dumps_the_telling_ones_are_read_first(run, monkeypatch) -> None:
@@ -416,7 +416,7 @@ def test_of_many_long_dumps_the_telling_ones_are_read_first(run, monkeypatch) ->
         entries = steps(20) if rank == 77 else [*steps(20), entry(21)]
         run.flight_file("train", 1, rank).write_bytes(nccl(rank, entries, world=100))
     finding = found(run)
-    assert finding.held_up == (77,) and "in which 8 others waited" in finding.cause
+    assert finding.held_up == (77,) and "where 8 others waited" in finding.cause
 
 
 # -- damaged and hostile files

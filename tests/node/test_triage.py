@@ -810,7 +810,7 @@ def test_a_script_that_is_to_start_in_its_own_directory(run) -> None:
     for path in ("data/input.txt", f"{work}/data/input.txt"):
         log(run, 0, f"{frame}    open(path)\n{error.format(path)}")
         assert found(run).cause == (
-            "data/input.txt is in the project's mini/, but the script starts above it"
+            "data/input.txt is in the project's mini/, but the script starts in the directory above"
         )
         assert found(run).fix == "submit in mini/ (cd mini), or give the path mini/data/input.txt"
     for path in ("more.txt", "/data/input.txt"):
@@ -979,7 +979,7 @@ def test_a_crash_whose_stack_is_there_is_placed(run) -> None:
     log(run, 0, CRASH.replace("\n\n", other, 1))
     assert found(run).cause.endswith(", at train.py, line 6")
     log(run, 0, CRASH.splitlines()[-1])
-    assert found(run).fix.startswith("--set env.PYTHONFAULTHANDLER=1 shows where; ")
+    assert found(run).fix.startswith("set env.PYTHONFAULTHANDLER=1 to see where; ")
 
 
 @pytest.mark.parametrize(
@@ -1084,7 +1084,7 @@ def test_another_script_is_told_its_own_word_for_the_batch_size(run) -> None:
         ("t.py --global-batch-size 8", "batch size of the script"),
     ):
         command.write_text(f"{said}\n")
-        assert found(run).fix.startswith(f"set a smaller {own}; gradient (activation)")
+        assert found(run).fix.startswith(f"set a smaller {own}; use gradient checkpointing")
 
 
 def test_an_unknown_exception_is_read_by_its_class_and_words(run) -> None:

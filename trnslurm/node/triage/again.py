@@ -146,7 +146,8 @@ def _missing_file(suspect: Suspect) -> str:
 
 
 def _all_nodes_lack(run: Path, file: str, evidence: Evidence) -> bool:
-    """Check whether the nodes' common directory lacks a file, or each of several nodes said so."""
+    """Check whether a file is missing in a directory that the nodes share, or on each of several
+    nodes."""
     if not Path(file).is_absolute():
         directory = run / "work" if RunFiles(run).project_file.exists() else run
         return not (directory / file).exists()

@@ -112,7 +112,7 @@ class Cause(Frozen):
     beside: str = ""
     """An example of text that frame, before and log match."""
     words: frozenset[str] = frozenset()
-    """Lower-case parts, one of which every matching line contains, or none if unknown."""
+    """Lowercase parts. Every matching line contains at least one of them. Empty if unknown."""
     memory: str = ""
     """Who holds the GPU's memory, according to the line's numbers."""
     weak: bool = False
@@ -174,7 +174,7 @@ class Cause(Frozen):
 
 @functools.cache
 def words_of(pattern: str) -> frozenset[str]:
-    """Return lower-case parts, one of which is in every text that a pattern matches.
+    """Return lowercase parts, such that every text that a pattern matches contains one of them.
 
     Searching for them is a hundred times as fast as the pattern. The result is empty if no parts
     are certain. A bundle stores them in its tables, so only a launcher's Python parses patterns.
@@ -190,7 +190,7 @@ def parser() -> Any:
 
 
 def _needed(tokens: Iterable[tuple[Any, Any]]) -> frozenset[str]:
-    """Return the best set of strings, one of which every match of these tokens contains."""
+    """Return the best set of strings such that every match of these tokens contains one of them."""
     kinds = parser()
     sets: list[frozenset[str]] = []
     run = ""
@@ -231,7 +231,7 @@ class Table:
 
     @functools.cached_property
     def _by_digits(self) -> tuple[dict[str, list[str]], list[str]]:
-        """The words without digits, by part, and those that are then too short."""
+        """The words without digits, by part, and the words that become too short."""
         words = {word: word.translate(NO_DIGITS) for word in self._by_word if word}
         short = [word for word, rest in words.items() if len(rest) < _SHORTEST]
         return _by_rarest({rest for rest in words.values() if len(rest) >= _SHORTEST}), short

@@ -119,7 +119,7 @@ class Suspect(Frozen):
     survived: bool = False
     """Whether its program probably went on after the exception."""
     kinds: tuple[str, ...] = ()
-    """From a record: the types of the exception and of those that it was raised from."""
+    """From a record: the types of the exception and of the exceptions that caused it."""
 
     @property
     def silent(self) -> bool:

@@ -221,8 +221,8 @@ def _never_entered(each: _Stuck, dumps: Mapping[int, Dump], free: set[int]) -> V
     who = f"it {last}" if len(free) == 1 else f"rank {first} {last}"
     at = f" at {each.work.place}" if each.work.place else ""
     sentence = (
-        f"{_ranks(free)} never entered {each.work.named}, in which {_others(each, free)} "
-        f"waited{at}; {who}"
+        f"{_ranks(free)} never entered {each.work.named}, where {_others(each, free)} waited{at}; "
+        f"{who}"
     )
     begun = each.begun(dumps)
     if not begun:
@@ -233,8 +233,8 @@ def _never_entered(each: _Stuck, dumps: Mapping[int, Dump], free: set[int]) -> V
         sentence=sentence,
         ranks=tuple(sorted(free)) if begun and not each.silent else (),
         certain=begun,
-        fix=f"find out what rank {first} did after that: an error or a hang, work alone (saving, "
-        "evaluation), or one batch fewer; all ranks must enter the same collectives",
+        fix=f"find out what rank {first} did next: it may have failed, hung, worked alone (saving, "
+        "evaluation), or had one batch fewer; all ranks must enter the same collectives",
     )
 
 
@@ -261,7 +261,7 @@ def _in_a_circle(each: _Stuck, dumps: Mapping[int, Dump], stuck: Iterable[_Stuck
     other = next(places, None) or dumps[first].waits
     assert other
     return Verdict(
-        sentence=f"{_ranks(each.missing)} never entered {each.work.named}, in which "
+        sentence=f"{_ranks(each.missing)} never entered {each.work.named}, where "
         f"{_others(each, each.missing)} waited: rank {first} waited in {other.called}",
         fix="enter the collectives of all groups in the same order on all ranks",
         mend=SUBMIT,

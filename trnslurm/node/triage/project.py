@@ -105,15 +105,16 @@ def missing_of_project(run: Path, lines: Iterable[str]) -> Missing | None:
         if place := _elsewhere(run, path := _in_copy(run, match[1]), lines):
             above = place.removesuffix(f"/{path}")
             return Missing(
-                cause=f"{path} is in the project's {above}/, but the script starts above it",
+                cause=f"{path} is in the project's {above}/, but the script starts in the "
+                "directory above",
                 fix=f"submit in {above}/ (cd {shlex.quote(above)}), or give the path {place}",
             )
         if _is_beside(run, match[1]):
             return Missing(
                 cause=f"{match[1]} is next to the project, but the run has only a copy of the "
                 "project",
-                fix="submit from the directory above (cd .., then the script by its path there), "
-                "so that the copy has it, or give an absolute path",
+                fix="submit from the parent directory (cd .., and pass the script's path from "
+                "there), so that the copy contains it, or use an absolute path",
             )
     return None
 
@@ -165,7 +166,8 @@ def _is_slip(wrong: str, right: str) -> bool:
 def named_by_script(run: Path, lines: tuple[str, ...]) -> Missing | None:
     """Return the first path that the script names and the copy lacks, or None.
 
-    The script is that of the traceback, or else the one that node.sh starts, with its arguments.
+    The script is the traceback's. If there is none, it is the script that node.sh starts, with its
+    arguments.
     """
     if not (names := left_out_of(run)):
         return None
