@@ -204,7 +204,7 @@ GOOD = {"name": "a", "pattern": "acme: lost", "example": "acme: lost", "cause": 
         ({"pattern": r"acme: (\w+ )*lost"}, "its pattern nests repeats or alternatives"),
         ({"pattern": "acme: (aa|ab?)+lost"}, "its pattern nests repeats or alternatives"),
         ({"pattern": r"acme.*a.*m.*e.*: .*lost"}, "its pattern is slow on lines like 'acme"),
-        ({"pattern": r"\w+ \d"}, "its pattern must contain a word of three characters"),
+        ({"pattern": r"\w+ \d"}, "its pattern must contain at least three fixed characters"),
         ({"example": "acme: found"}, "its pattern does not match its example"),
         ({"near": ["acme: lost and found"]}, "its pattern also matches a line in near: acme: lost"),
         ({}, ""),
@@ -282,7 +282,7 @@ def test_a_run_with_a_damaged_table_is_diagnosed_all_the_same(
         ("raise ValueError('https://x/secret')", "not sent by acme 1.0 (ValueError)"),
         ("sys.exit('https://x/secret')", "not sent by acme 1.0 (SystemExit)"),
         ("import nowhere", "not sent by acme 1.0 (ModuleNotFoundError: No module named 'nowhere')"),
-        ("threading.Event().wait()", "no end within 1 s"),
+        ("threading.Event().wait()", "did not finish within 1 s"),
         (None, "the run has no code for this plug-in in code/plug-ins/notifiers/x"),
     ],
 )

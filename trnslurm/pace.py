@@ -30,7 +30,7 @@ _LEAST_STEPS = 10
 _LONGER, _OF_STEP, _LOOKS = 1.25, 0.05, 3
 # All wait this many times longer than they usually did, and for this share of a step.
 _WAIT_LONGER, _WAIT_OF_STEP, _USUAL_LOOKS = 2.0, 0.3, 3
-_NEXT = ": the network? trnslurm doctor --run times the link of each node"
+_NEXT = ": check the network with trnslurm doctor --run, which times the link of each node"
 NOT_COMPUTING = ("collectives", "data", "eval", "checkpoint")
 
 
@@ -138,6 +138,9 @@ class Pace:
         wait = min(waits)  # of the last to come, which waits for none
         usual = statistics.median(self._waits) if len(self._waits) >= _USUAL_LOOKS else wait
         if wait > _WAIT_LONGER * usual > 0 and wait > _WAIT_OF_STEP * step_s:
-            yield ("wait", -1), f"workers wait {wait / usual:.1f} times as long in collectives"
+            yield (
+                ("wait", -1),
+                (f"workers wait {wait / usual:.1f} times as long as before in collectives"),
+            )
         else:
             self._waits.append(wait)

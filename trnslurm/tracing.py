@@ -32,7 +32,7 @@ SPAN = "trnslurm: "
 _STEP = "ProfilerStep"
 OTHER, IDLE = "other computing", "Python, or waiting"
 COLLECTIVES = "collectives"
-_BESIDE = "collectives that nothing else hides"
+_BESIDE = "collectives not hidden by other work"
 # Where one is inside another, the first of this list counts.
 _KINDS = {
     COLLECTIVES: rf"{SPAN}collectives|nccl|gloo|c10d::|all_?reduce|all_?gather|reduce_?scatter",

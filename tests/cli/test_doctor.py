@@ -156,7 +156,7 @@ def test_no_nodes_in_time(site, fake_slurm, cli) -> None:
     done = cli("doctor", "--cluster", "pc", "--nodes", "2", "--timeout", "3")
     assert (
         done.code == 1
-        and done.error == "could not get 2 nodes within 3 s; try again, or pass --timeout"
+        and done.error == "the check did not get 2 nodes within 3 s; try again, or pass --timeout"
     )
     (call,) = fake_slurm.calls("srun")
     assert {"--nodes=2", "--partition=compute", "--exclusive"} <= set(call.arguments)
@@ -167,7 +167,7 @@ def test_a_checkup_that_gets_no_nodes_in_time_is_cancelled(site, fake_slurm, cli
     done = cli("doctor", "--run", "--cluster", "pc", "--nodes", "2", "--timeout", "0")
     assert (done.code, done.out) == (1, "")
     assert (
-        "did not get 2 nodes in 0 s: waiting for jobs of higher priority; try again, or "
+        "the job did not get 2 nodes within 0 s: waiting for jobs of higher priority; try again"
         in done.err
     )
     (call,) = fake_slurm.calls("scancel")

@@ -70,7 +70,7 @@ def test_a_requeue_is_said_once(site, play, cli, command) -> None:
     done = cli(*command)
     lines = [line for line in (done.out + done.err).splitlines() if "REQUEUED" in line]
     assert len(lines) == 1
-    assert "as when node-1 fails; it will start again within minutes" in lines[0]
+    assert "which happens when node-1 fails; it will start again within minutes" in lines[0]
     assert (done.out + done.err).count("RUNNING") == 2
 
 

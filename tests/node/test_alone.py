@@ -112,7 +112,7 @@ def test_a_group_of_one_worker_is_none(run: RunFiles, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace())  # type: ignore[arg-type]
     for size, told in (
         (4, ""),
-        (1, "share no process group so far, so each trains alone: each has"),
+        (1, "share no process group so far, so each trains alone: each worker has"),
     ):
         pg = SimpleNamespace(size=lambda size=size: size)
         group = SimpleNamespace(_backend="gloo", _world=SimpleNamespace(default_pg=pg))

@@ -287,8 +287,12 @@ def test_requeued_is_written_before_slurm_is_asked(script: Script) -> None:
     ("job", "word", "why"),
     [
         (RUNNING, "FAILED", '; it could not be requeued: slurm error: "Not" accepted'),
-        (UNKNOWN, "FAILED", "; it could not be requeued: Slurm has forgotten the job"),
-        (RUNNING + " WorkDir=/runs/of-another \n", "FAILED", "Slurm has forgotten the job"),
+        (UNKNOWN, "FAILED", "; it could not be requeued: Slurm no longer has a record of the job"),
+        (
+            RUNNING + " WorkDir=/runs/of-another \n",
+            "FAILED",
+            "Slurm no longer has a record of the job",
+        ),
         # Slurm would start a job again that is being cancelled.
         (ENDING.format("None", 0, "None"), "CANCELLED", "cancelled as it ended"),
         (ENDING.format("None", 1, "None"), "REQUEUED", ""),  # Slurm did so in the meantime

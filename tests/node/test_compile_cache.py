@@ -292,7 +292,7 @@ def test_a_url_lists_no_files_and_says_so(job: Job, capsys) -> None:
     job.setenv(NEURON_COMPILE_CACHE_URL="s3://bucket/cache")
     job.compile()
     assert job.verify() == 0
-    assert capsys.readouterr().out.count("files not seen from here") == 2
+    assert capsys.readouterr().out.count("files not visible from this node") == 2
 
 
 def test_on_a_cpu_each_worker_has_its_own_cache(bench, monkeypatch, capsys) -> None:
@@ -334,7 +334,7 @@ def test_who_is_trusted(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(CacheError, match="whom compile_trust does not name"):
         GraphCache(tmp_path).refuse_untrusted(file)
     file.chmod(0o666)
-    with pytest.raises(CacheError, match=r"manifest\.json: every user can write it"):
+    with pytest.raises(CacheError, match=r"manifest\.json: every user can write to it"):
         cache.refuse_untrusted(file)
 
 
@@ -342,7 +342,7 @@ def test_damage_is_what_another_user_may_have_written(job: Job) -> None:
     job.compile()
     job.neff(1).chmod(0o666)
     said = job.files.first_damage(job.files.read(KEY), hashes=False)
-    assert "every user can write it" in said
+    assert "every user can write to it" in said
 
 
 def test_versions_of_a_container_are_told_from_inside(bench, monkeypatch) -> None:

@@ -69,12 +69,12 @@ LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": 
         ({**EARLY, "cancelled": True}, "CANCELLED|CANCELLED||saved step 40"),
         (
             {**EARLY, "attempts": [attempt(checkpoint=40)]},
-            "TIMEOUT|TIMEOUT|time limit|time limit; it ended without a new checkpoint",
+            "TIMEOUT|TIMEOUT|time limit|time limit; it saved no new checkpoint",
         ),
         # A custom script that writes checkpoints, but begins at its first step again.
         (
             {"attempts": TERM["TIMEOUT"], "changed": 9.0, "repeats": 1},
-            "TIMEOUT|TIMEOUT|repeats|time limit; it started at step 1 again, not after its "
+            "TIMEOUT|TIMEOUT|repeats|time limit; it started at step 1 again instead of after its "
             "checkpoint",
         ),
         ({"attempts": TERM["TIMEOUT"], "changed": 9.0}, "REQUEUED|TIMEOUT|time limit|time limit"),
@@ -85,7 +85,7 @@ LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": 
         # A custom script that was asked to stop, and ended without reporting a save.
         (
             {"stop": "time limit", "answered": True, "exit_code": 0},
-            "TIMEOUT|TIMEOUT|time limit|time limit; it ended without a new checkpoint",
+            "TIMEOUT|TIMEOUT|time limit|time limit; it saved no new checkpoint",
         ),
         (
             {"stop": "time limit", "answered": True, "exit_code": 0, "newest": 30},
@@ -108,8 +108,8 @@ LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": 
             "REQUEUED|REQUEUED|requeued|requeued by scontrol requeue",
         ),
         (
-            {"attempts": TERM["REQUEUED"], "lost": "node-2", "by": "Slurm, as a node failed"},
-            "REQUEUED|REQUEUED|requeued|requeued by Slurm, as node-2 failed",
+            {"attempts": TERM["REQUEUED"], "lost": "node-2", "by": "Slurm because a node failed"},
+            "REQUEUED|REQUEUED|requeued|requeued by Slurm because node-2 failed",
         ),
         (
             {"attempts": TERM["CANCELLED"], "by": "scancel"},
@@ -122,7 +122,7 @@ LOCAL = {"attempts": [attempt(state="CANCELLED", job_id="local-9")], "requeue": 
         ({"attempts": TERM["REQUEUED"], "cancelled": True}, "CANCELLED|CANCELLED||"),
         (
             {"attempts": TERM["TIMEOUT"]},
-            "TIMEOUT|TIMEOUT|time limit|time limit; it ended without a new checkpoint",
+            "TIMEOUT|TIMEOUT|time limit|time limit; it saved no new checkpoint",
         ),
         (
             {"attempts": TERM["TIMEOUT"], "newest": 30},
@@ -184,7 +184,7 @@ NO_CRASHES = [
         # A script that may begin again over its own checkpoint.
         (
             {"resumes": False},
-            "FAILED|FAILED|crash|exit code 1 while running on a,b; not restarted, as it "
+            "FAILED|FAILED|crash|exit code 1 while running on a,b; not restarted because it "
             "would start at step 0: it reported no checkpoint, and its arguments have no {resume}",
         ),
         # A whole checkpoint whose step is unknown is progress.
@@ -453,7 +453,7 @@ def test_a_node_that_failed_is_named(run, tmp_path):
     )
     attempt = read_attempt(RUN, "train", 2)
     assert lost_nodes(attempt) == "trn-[1-2],trn-3" and steps_of(attempt) == (1, 1)
-    reason = "requeued by Slurm, as trn-1,trn-2 failed"
+    reason = "requeued by Slurm because trn-1,trn-2 failed"
     assert ended(2, lost="trn-1,trn-2") == ("REQUEUED", reason)
 
 
@@ -463,7 +463,7 @@ def test_a_node_that_failed_is_named(run, tmp_path):
         ("***", "scancel"),
         ("DUE TO JOB REQUEUE ***", "scontrol requeue"),
         ("DUE TO PREEMPTION ***", "a preemption"),
-        ("DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", "Slurm, as a node failed"),
+        ("DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***", "Slurm because a node failed"),
         ("DUE TO TIME LIMIT ***", ""),
         (None, ""),
     ],

@@ -254,7 +254,7 @@ def test_a_node_that_does_not_come_is_named(job: Callable[[int, int], Job], ther
     assert ended(both.node(there, FOR_EVER, within=True)) == 1
     address = f"127.0.0.1:{both.bench.environ['MASTER_PORT']}"
     says = {
-        0: "after 2 s 1/2 nodes joined, without node 1 (node-1)",
+        0: "after 2 s, only 1/2 nodes joined; missing: node 1 (node-1)",
         1: f"cannot reach node 0 at {address} (Connection refused)",
     }
     assert both.said(there) == f"error: the workers cannot start: {says[there]}\n"

@@ -194,7 +194,7 @@ def test_answers_that_never_end(script: Script, answer: str) -> None:
         done = send(script, 2, webhook=str(hook.file(script.bench.directory.parent / "hook")))
     tries = r"not sent to 127\.0\.0\.1 in 3 tries: (no answer within 0\.4 s|LineTooLong)"
     # On a slow machine the whole time may be over first, even before the sender has connected.
-    slow = done.stderr == "notify: failure: webhook: no end within 2 s\n"
+    slow = done.stderr == "notify: failure: webhook: did not finish within 2 s\n"
     assert slow or re.fullmatch(rf"notify: failure: webhook: {tries}\n", done.stderr)
     assert slow or hook.got
     assert not script.bench.has("state/told-train-2-failure.json")
@@ -263,14 +263,14 @@ def test_certificates_are_verified(script: Script) -> None:
         ("printf 'a\\033[2Jb\\n'; exit 1", "command: exit code 1: a[2Jb"),
         ("sleep 600 & exit 0", "command: done"),
         ("exec 0<&-; yes | head -c 5000000", "command: done"),
-        ("trap '' TERM; sleep 600", "command: no end within 1 s"),
+        ("trap '' TERM; sleep 600", "command: did not finish within 1 s"),
     ],
 )
 def test_commands(script: Script, command: str, said: str) -> None:
-    done = send(script, 1 if "no end" in said else 60, command=command)
+    done = send(script, 1 if "did not" in said else 60, command=command)
     assert done.stderr.startswith(f"notify: failure: {said}")
     assert done.stderr.count("\n") == 1
-    if "no end" in said:
+    if "did not" in said:
         script.bench.await_none_alive()
 
 
@@ -351,9 +351,10 @@ def test_an_attempt_before_that_died_without_a_word(script: Script) -> None:
         json.dumps({"job_id": "4711", "state": "RUNNING", "started": "2026-01-01T00:00:00Z"}),
     )
     assert script.run(attempt=2) == 0
+    died = "it ended without recording its state"
     assert sorted(events(script)) == [
         ("end", 2, "COMPLETED", ""),
-        ("requeue", 1, "REQUEUED", "it ended without recording its state, as when its node fails"),
+        ("requeue", 1, "REQUEUED", f"{died}, which happens when its node fails"),
         ("start", 2, "RUNNING", ""),
     ]  # fmt: skip
     assert script.said.count("notify: end: command: done\n") == 1

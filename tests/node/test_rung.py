@@ -88,7 +88,7 @@ def test_too_few_are_left(sweep: Path, capfd) -> None:
     assert rung.main([str(sweep / "rung-2"), "2", "8_2"]) == 0
     said = capfd.readouterr()
     assert said.out == "s-4\n"
-    assert "task 2 of rung 2: no run is left for it: nothing to do" in said.err
+    assert "task 2 of rung 2 has nothing to do: no run is left for it" in said.err
     assert "rung 1, no rank: s-2: it did not reach step 3" in said.err
     assert [*(sweep / "rung-2").glob("[0-9]")] == [sweep / "rung-2/1"]
 
@@ -104,7 +104,7 @@ def test_a_run_that_leaves_after_the_ranking(sweep: Path, capfd) -> None:
     rung.take(sweep / "rung-2", 1, "8_1")
     run_of(sweep, "s-3").cancelled_file.touch()
     assert rung.take(sweep / "rung-2", 2, "8_2") == ""
-    assert "s-3 was cancelled: nothing to do" in capfd.readouterr().err
+    assert "has nothing to do: s-3 was cancelled" in capfd.readouterr().err
     run_of(sweep, "s-3").cancelled_file.unlink()
     run_of(sweep, "s-3").rung_file.unlink()
     assert rung.take(sweep / "rung-2", 2, "8_2") == ""

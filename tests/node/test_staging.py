@@ -262,7 +262,7 @@ def test_a_python_in_no_environment_is_not_packed(staged: Staged) -> None:
     (staged.environment / "pyvenv.cfg").rename(staged.shared / "elsewhere")
     out, err = staged.run("pack", str(staged.shared))
     assert out == ""
-    assert err.endswith("is neither a virtual environment's nor conda's\n")
+    assert err.endswith("does not belong to a virtual environment or a conda environment\n")
     assert WARNING in err
 
 

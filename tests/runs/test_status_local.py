@@ -253,7 +253,7 @@ UNRESOLVED = "The IPv6 network addresses of (gpu-1, 26062) cannot be retrieved (
 
 def test_workers_that_never_met_by_the_time_limit(make_run, dead, cli) -> None:
     """More time would not help; a training that reported a step may need it."""
-    reason = "time limit; it ended without a new checkpoint"
+    reason = "time limit; it saved no new checkpoint"
     run = failed(make_run, dead, UNRESOLVED, state="TIMEOUT", reason=reason, cause="time limit")
     shown = cli("status", run.name).out
     assert f"TIMEOUT ({reason}; " in shown and "cannot be resolved" in shown
@@ -263,7 +263,7 @@ def test_workers_that_never_met_by_the_time_limit(make_run, dead, cli) -> None:
 
 
 def test_a_script_that_does_not_continue(make_run, dead, cli) -> None:
-    reason = "time limit; it started at step 1 again, not after its checkpoint"
+    reason = "time limit; it started at step 1 again instead of after its checkpoint"
     run = failed(make_run, dead, "", state="TIMEOUT", reason=reason, cause="repeats")
     run.checkpoints.mkdir(exist_ok=True)
     (run.checkpoints / "model.pt").touch()
@@ -355,8 +355,8 @@ AGAIN = "trnslurm submit gpt --nodes 2"
         (
             "ModuleNotFoundError: No module named 'h5py'",
             True,
-            "install it there with the job's own Python (pip; which python; trnslurm env check), "
-            "then trnslurm resume {}",
+            "install it with the job's own Python (see trnslurm env check), then "
+            "trnslurm resume {}",
         ),
         ("RuntimeError: NCCL error: remote process exited or there was a network error", True,
          "trnslurm resume {}"),

@@ -19,7 +19,7 @@ from ..toy_site import write_attempt
 DONE = {"state": "COMPLETED", "exit_code": 0}
 RUNNING = {"state": "RUNNING"}
 BY_HAND = "by scancel, not by trnslurm cancel"
-DIED = "it ended without recording its state, as when node-1 fails"
+DIED = "it ended without recording its state, which happens when node-1 fails"
 NEVER = "it never started, and Slurm has no record of it"
 NOT_BEGUN = (
     "its batch script never started{}, although Slurm calls the job COMPLETED{}: see `scontrol "

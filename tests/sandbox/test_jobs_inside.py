@@ -117,6 +117,6 @@ def test_the_end_of_the_job_ends_the_run(user, held) -> None:
     user.sandbox.slurm("scancel", held)
     run.until("CANCELLED")
     eventually(lambda: not user.sandbox.queue())
-    ended = f"its step, or job {held}, was ended, not by trnslurm cancel"
+    ended = f"something other than trnslurm cancel ended its step or job {held}"
     assert run.status()["reason"].startswith(ended)
     assert user.sandbox.processes_of(run) == []

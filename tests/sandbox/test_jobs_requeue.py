@@ -140,7 +140,7 @@ def test_a_node_reboots(user) -> None:
     sandbox.fault("2", "reboot")
     run.until("REQUEUED")
     why = "the nodes it needs are down, drained or reserved"
-    failed = f"requeued by Slurm, as {sandbox.node_name(2)} failed"
+    failed = f"requeued by Slurm because {sandbox.node_name(2)} failed"
     eventually(lambda: run.status()["reason"] == f"{failed}; {why}")
     assert f"REQUEUED ({failed})" in run.logs("--batch")
 

@@ -81,7 +81,7 @@ def test_time_limit(runs: Runs) -> None:
     run.until("TIMEOUT")
     eventually(lambda: not runs.user.sandbox.queue())
     assert runs.user.sandbox.processes_of(run) == []
-    assert "TIMEOUT (time limit; it ended without a new checkpoint)" in run.shown()
+    assert "TIMEOUT (time limit; it saved no new checkpoint)" in run.shown()
     assert run.facts()[0]["environment"]["TRNSLURM_ATTEMPT"] == "1"
 
 

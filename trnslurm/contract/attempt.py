@@ -41,8 +41,7 @@ class Attempt:
     changed: float = 0.0
     """When the checkpoints of a custom script had last changed before the attempt began."""
     server: str = ""
-    """The server of a role because of which the attempt was ended, by its log's name:
-    ROLE-NUMBER."""
+    """The server of a role that caused the attempt to end, by its log's name: ROLE-NUMBER."""
     hosts: str = ""
     nodes: int = 0
     """The number of nodes of its job, including spares; 0 if not recorded."""

@@ -52,7 +52,8 @@ class Place(NamedTuple):
 
     path: Path
     copy: Path | None = None
-    """The project of which it is a copy. Files identical to the project's are not the script's."""
+    """The project from which the files were copied. Files identical to the project's are not the
+    script's."""
 
 
 def whole_ones(

@@ -1,4 +1,5 @@
-"""What each library writes as a checkpoint: what comes last, and what shows that it is complete.
+"""What each library writes as a checkpoint, which file it writes last, and how to tell a complete
+one.
 
 Anything that does not show this stays unknown, because training that starts from half a checkpoint
 is worse than training that starts over.

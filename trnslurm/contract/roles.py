@@ -39,7 +39,7 @@ class Role(Frozen):
     partition: str = ""
     """The partition of its nodes; empty if they are like those for training."""
     component: int = 0
-    """The component of a heterogeneous job that contains its nodes; 0 for that of training."""
+    """The component of a heterogeneous job that contains its nodes. Training has component 0."""
 
     @property
     def all_nodes(self) -> int:
@@ -52,8 +52,8 @@ class Stand(Meant):
     WAITING = "waiting", "for another role"
     STARTING = "starting", "until it is ready"
     READY = "ready", "and answers"
-    UNWELL = "unwell", "was ready, and does not answer now"
-    ENDING = "ending", "is told to end"
+    UNWELL = "unwell", "was ready, but does not answer now"
+    ENDING = "ending", "has been asked to end"
     PAUSING = "pausing", "ended, and starts again soon"
     DOWN = "down", "ended, and does not start again"
 

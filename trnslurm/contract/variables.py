@@ -22,7 +22,7 @@ class Variable(Meant):
         "the default of TRNSLURM_PYTHON on the local cluster",
     )
     JOB = "TRNSLURM_JOB", "the job's ID; for a step of another job, JOB.STEP"
-    RESTARTS = "TRNSLURM_RESTARTS", "how often Slurm had restarted the job"
+    RESTARTS = "TRNSLURM_RESTARTS", "how many times Slurm has restarted the job"
     STARTED = "TRNSLURM_STARTED", "when the attempt started"
     DOING = "TRNSLURM_DOING", "what the batch script is doing, as the reason for a failure"
     FILES = (
@@ -33,10 +33,16 @@ class Variable(Meant):
     ALLOCATION = "TRNSLURM_ALLOCATION", "the nodes of the job, including spares"
     CHOSEN = "TRNSLURM_CHOSEN", "the nodes chosen for the next attempt"
     PORTS = "TRNSLURM_PORTS", "two free ports on the first node"
-    DEVICE_PORT = "TRNSLURM_DEVICE_PORT", "the second of them, for the device's own rendezvous"
+    DEVICE_PORT = (
+        "TRNSLURM_DEVICE_PORT",
+        ("the second of these ports, for the device's own rendezvous"),
+    )
     STEP = "TRNSLURM_STEP", "the step's number, inside a job that the user holds"
     TASK = "TRNSLURM_TASK", "JOB_N for a task of a job array"
-    TAKEN = "TRNSLURM_TAKEN", "the run that such a task continues, in a later rung of a sweep"
+    TAKEN = (
+        "TRNSLURM_TAKEN",
+        ("the run that a task of a job array continues, in a later rung of a sweep"),
+    )
     GIVEN = "TRNSLURM_GIVEN", "the environment of the submitting shell, for a batch script"
     LOCAL = "TRNSLURM_LOCAL", "the directory of TorchNeuron's own files on a node's disk"
     INSIDE = "TRNSLURM_INSIDE", "the command that enters the container"
@@ -48,12 +54,13 @@ class Variable(Meant):
     RESUME = "TRNSLURM_RESUME", "the newest complete checkpoint; empty if there is none"
     RESUMES = (
         "TRNSLURM_RESUMES",
-        "how a custom script continues: told (by {resume}), added (submit added {resume}), looks",
+        "how a custom script finds its checkpoint: told (by {resume}), added (submit added "
+        "{resume}), looks (by itself)",
     )
     FOLLOWED = "TRNSLURM_FOLLOWED", "the checkpoint of another run that this run follows"
     FOLLOWED_STEP = "TRNSLURM_FOLLOWED_STEP", "the step of that checkpoint"
     OUT = "TRNSLURM_OUT", "where a custom script writes results for other runs"
-    INPUTS = "TRNSLURM_INPUTS", "the bash lines that set what is used from other runs"
+    INPUTS = "TRNSLURM_INPUTS", "the bash lines that set the variables of inputs from other runs"
     INPUT = "TRNSLURM_INPUT", "the prefix of an input's variables: TRNSLURM_INPUT_NAME_CHECKPOINT"
     EXPORT = "TRNSLURM_EXPORT", "the Hugging Face folder made from that checkpoint"
     CACHE = "TRNSLURM_CACHE", "the compile cache"
@@ -79,15 +86,18 @@ class Variable(Meant):
         "TRNSLURM_PROFILE",
         "the step after which worker 0 starts recording, and the number of steps",
     )
-    BEATS = "TRNSLURM_BEATS", "where a node sends its heartbeats"
+    BEATS = "TRNSLURM_BEATS", "the address to which a node sends its heartbeats"
     OTHERS = (
         "TRNSLURM_OTHERS",
         "for worker 0, the descriptor that closes when all others have ended",
     )
     GATE = "TRNSLURM_GATE", "where standby workers wait"
-    ASKED = "TRNSLURM_ASKED", "the descriptor to which the script writes what it would start"
+    ASKED = (
+        "TRNSLURM_ASKED",
+        ("the descriptor to which the script writes the command that it would start"),
+    )
     STANDBY = "TRNSLURM_STANDBY", "the number of the next attempt, whose workers are waiting"
-    EVENT = "TRNSLURM_EVENT", "the event, for a notification command"
+    EVENT = "TRNSLURM_EVENT", "for a notification command, the event"
     STAND_IN_DEVICE = "TRNSLURM_STAND_IN_DEVICE", "what `doctor --run` trains on without devices"
     # For users of the command line.
     PATH = "TRNSLURM_PATH", "directories with jobs/, cluster-config/ and templates/"

@@ -188,7 +188,8 @@ def _runtime(expected: Expected, found: Found) -> Iterator[Line]:
             "runtime",
             "note",
             f"{_RUNTIME} {found.by_value(old)}",
-            f"{mended} (SDK 2.32) fixes silent corruption, a hang of 2 nodes, slow copies on trn1",
+            f"{mended} (SDK 2.32) fixes silent corruption, hangs on 2 nodes, and slow copies on "
+            "trn1",
             "install it if your release of torch-neuronx works with it, and compare the losses",
         )
 
@@ -260,7 +261,7 @@ def _graph(expected: Expected, found: Found) -> Iterator[Line]:
             "compile cache",
             "note",
             f"not shared: {made['alone']}",
-            "one cache on a shared file system, or every node compiles everything",
+            "one cache on a shared file system; otherwise every node compiles everything",
             "set compile_cache in the cluster profile",
         )
         return
@@ -274,8 +275,8 @@ def _graph(expected: Expected, found: Found) -> Iterator[Line]:
         "compile cache",
         bad,
         found.by_value(bad) if bad else good,
-        "all nodes find in the cache what one node has compiled",
-        "compile_cache must be one directory that all nodes mount and can read",
+        "all nodes find the graph that one node has compiled",
+        "set compile_cache to a directory that all nodes mount and can read",
     )
 
 

@@ -131,7 +131,8 @@ def _run(job: PreflightByHand, timeout_s: float) -> str:
     except subprocess.TimeoutExpired:
         waits = job.scheduler.why_waiting(job.directory, str(os.getuid()))
         why = (
-            f"could not get {job.nodes} nodes within {timeout_s:g} s{f': {waits}' if waits else ''}"
+            f"the check did not get {job.nodes} nodes within {timeout_s:g} "
+            f"s{f': {waits}' if waits else ''}"
         )
         raise SlurmError(f"{why}; try again, or pass --timeout") from None
     finally:

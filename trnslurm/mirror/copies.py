@@ -88,7 +88,11 @@ def not_copied(run: RunFiles) -> str:
     if not run.project_file.exists() or (last and last.is_alone):
         return ""
     if last:
-        why = "its directory contains others" if last.step else "its name does not contain a step"
+        why = (
+            "its directory contains other checkpoints"
+            if last.step
+            else "its name does not contain a step"
+        )
         return f"{last.path.name} of {last.form} is not copied: {why}: call trnslurm.saved()"
     left = found(run)
     return f"{left} is not copied: the script does not resume from a checkpoint" if left else ""
@@ -127,7 +131,7 @@ def _stat(file: Path, root: Path) -> tuple[str, int, int]:
 
 
 def name_of(step: int) -> str:
-    """Return the name of a step's copy; with .json, that of the file written last."""
+    """Return the name of a step's copy. With .json, it is the name of the file written last."""
     return f"{CHECKPOINTS}/{checkpoint_name(step)}"
 
 
@@ -191,10 +195,10 @@ def remove(store: Store, step: int) -> None:
 
 
 def strays(store: Store, run: RunFiles, copies: Mapping[int, object]) -> list[int]:
-    """Return the steps of which S3 has only a part and the run has nothing.
+    """Return the steps that are incomplete in S3 and missing in the run.
 
-    Objects of others are left alone: S3's console makes an empty one, `checkpoints/`, for a folder
-    (docs.aws.amazon.com/AmazonS3/latest/userguide/using-folders.html).
+    Other objects are left alone. For example, S3's console makes an empty object, `checkpoints/`,
+    for a folder (docs.aws.amazon.com/AmazonS3/latest/userguide/using-folders.html).
     """
     known = {*copies, *(one.step for one in on_disk(run))}
     prefix = f"{CHECKPOINTS}/"
@@ -298,7 +302,7 @@ def _check_there(target: Path, copy: Mapping[str, Any]) -> None:
         file = root / name
         if not file.is_file() or sha256_of(file) != known["sha256"]:
             raise MirrorError(
-                f"{target}: other files are in the checkpoint's place: move them away"
+                f"{target}: other files are where the checkpoint belongs: move them away"
             )
 
 

@@ -415,7 +415,7 @@ def _client(connections: int) -> Any:
 
 
 def _md5s(path: Path, of_part: int, *, in_parts: bool) -> str:
-    """Return a file's MD5, or that of the MD5s of its parts."""
+    """Return a file's MD5, or the MD5 of the MD5s of its parts."""
     found: list[Any] = []
     with path.open("rb") as file:
         while not found or file.tell() < path.stat().st_size:

@@ -28,8 +28,8 @@ _WORKS_AT_CPU_S = 60.0
 _JOINS = {
     "lightning.pytorch": "Lightning's Trainer needs num_nodes={nodes}, devices={per_node}",
     "pytorch_lightning": "Lightning's Trainer needs num_nodes={nodes}, devices={per_node}",
-    "one": "each has initialized a group of its own, as with an MPI that does not support Slurm: "
-    "use an MPI with PMIx or PMI2, or torchrun",
+    "one": "each worker has initialized its own group, which happens if the MPI does not support "
+    "Slurm: use an MPI with PMIx or PMI2, or torchrun",
     "xla": "the backend xla joins them on Neuron devices, not on CPUs",
 }
 _CALL = "torch.distributed.init_process_group"

@@ -34,8 +34,8 @@ _SAME_LOSS = 0.9
 _MISSED_S = 60.0
 _OF_REQUEST = re.compile(r"(?i)\burl|https?\b|refused|disconnected|timed out|reset by peer")
 _NO_WAY_BACK = (
-    "not restarted, as it would start at step 0: it reported no checkpoint, and its arguments have "
-    "no {resume}"
+    "not restarted because it would start at step 0: it reported no checkpoint, and its arguments "
+    "have no {resume}"
 )
 
 
@@ -137,7 +137,7 @@ def _ending(facts: Facts) -> Ending:
     if facts.cancelled:
         return _final(State.CANCELLED, _saved(facts))
     if by_slurm is State.REQUEUED:
-        by = f"Slurm, as {facts.lost} failed" if facts.lost else facts.by
+        by = f"Slurm because {facts.lost} failed" if facts.lost else facts.by
         why = f"requeued by {by}" if by else "requeued"
         return _again(State.REQUEUED, EndCause.REQUEUED, _and(why, _saved(facts)))
     if by_slurm is State.CANCELLED:
@@ -147,7 +147,9 @@ def _ending(facts: Facts) -> Ending:
         stopped = here and facts.saved is not None
         by = f"by {facts.by}, " if facts.by else ""
         why = facts.last.reason if here else f"{by}not by trnslurm cancel"
-        why = f"its step, or job {holder}, was ended, not by trnslurm cancel" if step else why
+        why = (
+            f"something other than trnslurm cancel ended its step or job {holder}" if step else why
+        )
         return _final(State.STOPPED if stopped else State.CANCELLED, _and(why, _saved(facts)))
     if facts.stop == EndCause.ENOUGH and not by_slurm:
         why = _and(f"ended early: {facts.enough}", _saved(facts))
@@ -158,18 +160,16 @@ def _ending(facts: Facts) -> Ending:
         return _stopped_by(facts, EndCause.PREEMPTED, State.PREEMPTED)
     stopped = facts.saved is not None or (facts.answered and facts.exit_code == 0)
     if stopped and facts.stop == EndCause.GROWS and not by_slurm:
-        why = _and("requeued for more nodes, which are free", _saved(facts))
+        why = _and("requeued to get more nodes, which are free", _saved(facts))
         return _again(State.STOPPED, EndCause.GROWS, why)
     if by_slurm is State.TIMEOUT or (stopped and facts.stop == EndCause.TIME_LIMIT):
         if facts.progress:
             return _stopped_by(facts, EndCause.TIME_LIMIT, State.TIMEOUT)
         # A requeued attempt would only repeat this one.
         if facts.repeats:
-            why = f"it started at step {facts.repeats} again, not after its checkpoint"
+            why = f"it started at step {facts.repeats} again instead of after its checkpoint"
             return _final(State.TIMEOUT, f"time limit; {why}", EndCause.REPEATS)
-        return _final(
-            State.TIMEOUT, "time limit; it ended without a new checkpoint", EndCause.TIME_LIMIT
-        )
+        return _final(State.TIMEOUT, "time limit; it saved no new checkpoint", EndCause.TIME_LIMIT)
     if stopped:
         return _final(State.STOPPED, _and(facts.stop or "", _saved(facts)))
     return _crash(facts)
@@ -303,7 +303,7 @@ def who_ended(state: Attempt) -> str:
     known = {
         "JOB REQUEUE": "scontrol requeue",
         "PREEMPTION": "a preemption",
-        "NODE FAILURE": "Slurm, as a node failed",
+        "NODE FAILURE": "Slurm because a node failed",
     }
     return next((who for text, who in known.items() if last and last.startswith(text)), "")
 

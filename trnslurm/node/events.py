@@ -68,10 +68,14 @@ class Messages:
 
     @_ignored("start")
     def begun(self, before: list[Attempt]) -> None:
-        """Send that the attempt starts, and that the previous one died if it recorded no end."""
+        """Send that the attempt starts. If the previous attempt recorded no end, also send that it
+        died."""
         if before and before[-1].under_way:
             first = before[-1].hosts.partition(",")[0]
-            why = f"it ended without recording its state, as when {first or 'its node'} fails"
+            why = (
+                f"it ended without recording its state, which happens when {first or 'its node'} "
+                "fails"
+            )
             self._tell("requeue", State.REQUEUED, why, attempt=before[-1].attempt)
         self._tell("start", self._state.state)
         watched = {"stall", "notice"} & {*self._notify.events} if self._notify else {}

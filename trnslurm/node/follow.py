@@ -216,7 +216,7 @@ class Follower:
                 record = read_json(place / RECORD)
                 write_json(place / RECORD, record | {"jobs": {"train": found[1]}})
                 self._taken(mark, found[1])
-                say(f"follow: {mark.run} is job {found[1]}")
+                say(f"follow: submitted {mark.run} as job {found[1]}")
                 return True
             # Slurm forgets a job some minutes after its end (ESLURM_DEPENDENCY). After any other
             # error the job may be queued.

@@ -146,7 +146,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--output", help="log file to append to, from the script's directory; %%s is its stem"
     )
-    parser.add_argument("scripts", nargs="+", help="bash scripts; no more run after one fails")
+    parser.add_argument(
+        "scripts", nargs="+", help="bash scripts; if one fails, the rest do not run"
+    )
     return parser.parse_args(argv)
 
 

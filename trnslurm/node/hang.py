@@ -201,7 +201,7 @@ def judge(
 
 
 def _culprits(workers: list[Worker], expected: int) -> tuple[list[Worker], str]:
-    """Return the workers that hold up the others, as far as their stacks show, and why."""
+    """Return the workers that seem to hold up the others, judging by their stacks, and why."""
     ranks = {worker.rank for worker in workers}
     waiting = [worker for worker in workers if worker.waits]
     for_it = _who_waits(waiting)

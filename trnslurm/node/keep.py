@@ -50,7 +50,10 @@ def keep(run: RunFiles, last: int) -> None:
         with suppress(FileNotFoundError):  # the script has deleted it
             path.rename(hidden)
             _remove(hidden)
-            say(f"deleted {path.relative_to(run.path)}: {last} newer ones are complete (keep_last)")
+            say(
+                f"deleted {path.relative_to(run.path)}: {last} newer checkpoints are complete "
+                "(keep_last)"
+            )
 
 
 def _remove(path: Path) -> None:

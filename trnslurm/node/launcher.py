@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--fill-local-rank", action="store_true", help="replace {local_rank} in the arguments"
     )
-    parser.add_argument("words", nargs="+", metavar="WORD", help="Python's: a script, or -m MODULE")
+    parser.add_argument("words", nargs="+", metavar="WORD", help="Python script, or -m MODULE")
     options = parser.parse_args(argv)
     command = [*([] if options.program else [sys.executable, "-u"]), *options.words]
     try:
@@ -98,7 +98,8 @@ class Nodes:
         self._joined = ExitStack()
         self._port = socket.socket()
         self._waits_for: set[int] = set()
-        """The nodes whose workers run, as far as the first node knows; elsewhere the first."""
+        """On the first node, the nodes whose workers run, as far as it knows. On other nodes, the
+        first node."""
         self.any_lost = False
         """Whether a node left without reporting that its workers were done: one failed there."""
 
@@ -138,7 +139,9 @@ class Nodes:
         missing = [f"node {n} ({hosts[n]})" for n in hosts if n and n not in meeting.heard]
         if missing:
             joined = f"{len(hosts) - len(missing)}/{len(hosts)} nodes joined"
-            raise MeetingError(f"after {MEET_S:.0f} s {joined}, without {', '.join(missing)}")
+            raise MeetingError(
+                f"after {MEET_S:.0f} s, only {joined}; missing: {', '.join(missing)}"
+            )
         self._connections = dict(meeting.heard)
         for connection in self._connections.values():
             with suppress(OSError):
@@ -162,7 +165,7 @@ class Nodes:
                 self._waits_for.discard(node)
 
     def leave(self, broken: Callable[[], bool] | None = None) -> bool:
-        """Report that this node's workers have ended, and wait for those of all other nodes.
+        """Report that this node's workers have ended, and wait for the workers of all other nodes.
 
         Return False if `broken`, which is called regularly, returns True first.
         """

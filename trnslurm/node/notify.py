@@ -218,7 +218,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
             del threads[name]
-            _say(f"notify: {event}: {name}: no end within {limit_s:.0f} s")
+            _say(f"notify: {event}: {name}: did not finish within {limit_s:.0f} s")
     if sent:
         with suppress(OSError, KeyError):
             told = run.told_file(message["phase"], message["attempt"], event)

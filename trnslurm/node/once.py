@@ -167,7 +167,8 @@ def _as_batch_script(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _task_of_array(environ: Mapping[str, str], task: str, array: str) -> dict[str, str]:
-    """Return what sbatch sets in a job array. Slurm's own index is that of the sweep's run."""
+    """Return the variables that sbatch sets in a job array. Slurm's own index is the index of the
+    sweep's run."""
     tasks = sorted(map(int, array.split(",")))
     gaps = [after - before for before, after in zip(tasks, tasks[1:])]
     return {

@@ -53,11 +53,11 @@ def take(place: Path, task: int, job: str) -> str:
         ranking = _ranking(sweep, halving, number - 1)
         _tell(ranking, halving, number)
         if task > len(ranking.order):
-            say(f"task {task} of rung {number}: no run is left for it: nothing to do")
+            say(f"task {task} of rung {number} has nothing to do: no run is left for it")
             return ""
         run = RunFiles(sweep.parent / ranking.order[task - 1][0])
     if why := _why_not(run, number, taken=link.is_symlink()):
-        say(f"task {task} of rung {number}: {run.path.name} {why}: nothing to do")
+        say(f"task {task} of rung {number} has nothing to do: {run.path.name} {why}")
         return ""
     if not link.is_symlink():
         link.symlink_to(f"../../{run.path.name}")

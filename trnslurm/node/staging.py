@@ -88,7 +88,9 @@ def pack(shared: Path) -> Path:
     """Return an archive of the current state of this Python's environment."""
     prefix = Path(sys.prefix)
     if not any((prefix / sign).exists() for sign in SIGNS):
-        raise StagingError(f"{sys.executable} is neither a virtual environment's nor conda's")
+        raise StagingError(
+            f"{sys.executable} does not belong to a virtual environment or a conda environment"
+        )
     place, entries = own_directory(shared), list_files(prefix)
     name = identity(entries, str(prefix))
     with _locked(place) as locked:

@@ -20,4 +20,7 @@ def silent_since(age_s: float | None) -> str:
 def died(attempt: Attempt) -> str:
     """Return in words why an attempt is over although it recorded no final state."""
     first = attempt.hosts.partition(",")[0]
-    return f"it ended without recording its state, as when {first or 'its first node'} fails"
+    return (
+        f"it ended without recording its state, which happens when {first or 'its first node'} "
+        "fails"
+    )

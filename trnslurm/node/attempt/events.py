@@ -311,7 +311,7 @@ class Judge(Decision):
     """Whether the job can probably continue here: no processes are left and no limit is near."""
     capped: bool = False
     server: ServerFailed | None = None
-    """The server because of which training was ended."""
+    """The server that caused training to end."""
 
 
 @dataclass(frozen=True)

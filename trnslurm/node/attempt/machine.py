@@ -41,7 +41,7 @@ _BY_SLURM = {
     State.PREEMPTED: (State.PREEMPTED, "preempted"),
     State.CANCELLED: (State.CANCELLED, ""),
     State.RUNNING: (State.CANCELLED, ""),
-    State.LOST: (State.FAILED, "Slurm no longer knew the job and ended it"),
+    State.LOST: (State.FAILED, "Slurm lost its record of the job and ended it"),
 }
 """The state and reason that an attempt gets, by what the controller says."""
 
@@ -164,7 +164,7 @@ class Machine:
         self._code = 0
         self._judged_as = e.Judged(None, 0)
         self._server: e.ServerFailed | None = None
-        """The server because of which the step was ended."""
+        """The server that caused the step to end."""
 
     # -- from outside
 
@@ -558,7 +558,7 @@ class Machine:
             state.become(State.RESTARTED, state.reason)
             self._launch([*judged.hosts])
         elif self._told is State.LOST:
-            self._cannot_requeue("Slurm has forgotten the job")
+            self._cannot_requeue("Slurm no longer has a record of the job")
         else:
             self.stage = Stage.REQUEUING
             leaves = self._told is State.RUNNING

@@ -18,7 +18,7 @@ from trnslurm.node.attempt import events as e
 
 _AT_ONCE = 1 << 16
 _MORE_S = 5.0
-"""How much longer than its servers the program may take to end."""
+"""How long the program may run after its servers have ended."""
 
 
 class Servers:

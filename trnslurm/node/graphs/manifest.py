@@ -251,7 +251,7 @@ class GraphCache:
 def _refuse_open(path: Path) -> None:
     mode = path.stat().st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        raise CacheError(f"{path}: every user can write it: chmod o-w it")
+        raise CacheError(f"{path}: every user can write to it: run chmod o-w on it")
 
 
 def user_ids(names: Iterable[str]) -> set[int]:

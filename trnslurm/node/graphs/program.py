@@ -99,7 +99,7 @@ def is_warm(place: GraphPlace) -> bool:
     if manifest is None:
         place.say(NOT_COMPILED)
     elif place.on_nodes:
-        place.say(f"{COMPILED} before, but maybe not on these nodes")
+        place.say(f"{COMPILED} by an earlier job, possibly on other nodes")
     elif not _discard_damaged(place, manifest):
         place.say(f"{COMPILED} by {manifest.made.get('by')}")
         return True
@@ -149,7 +149,9 @@ def commit(place: GraphPlace) -> None:
         raise CacheError(damage)
     with place.cache.shared_with_others():
         path = place.cache.write(manifest)
-    listed = f"{len(manifest.files)} files" if manifest.files else "files not seen from here"
+    listed = (
+        f"{len(manifest.files)} files" if manifest.files else "files not visible from this node"
+    )
     place.say(f"{sum(n.compiled for n in nodes)} {COMPILED}, {listed}, {path}")
 
 
@@ -213,7 +215,7 @@ def verify(place: GraphPlace) -> None:
         # In a team's cache the file may belong to another user.
         with suppress(OSError), place.cache.shared_with_others():
             (place.directory / USED).touch()
-    seen = f"{len(files)} files" if files else "files not seen from here"
+    seen = f"{len(files)} files" if files else "files not visible from this node"
     place.say(f"complete, {seen}, {time.monotonic() - start:.1f} s")
 
 

@@ -40,7 +40,7 @@ class Source(ABC):
         """Read new data into `steps`."""
 
     def offer(self, files: Iterable[Path]) -> None:  # noqa: B027 (the log is no such file)
-        """Accept the run's files, some of which may belong to the source."""
+        """Accept the run's files. Some of them may belong to the source."""
 
 
 class Log(Source):

@@ -110,7 +110,10 @@ def dataset(needs: Needs) -> Checked:
             with file.open("rb") as source:
                 source.read(1)
     except OSError as error:
-        text = f"dataset {error.filename}: {error.strerror}; mount its file system here, or make it"
+        text = (
+            f"dataset {error.filename}: {error.strerror}; mount its file system on this node, "
+            "or create the dataset"
+        )
         text += " with trnslurm data prepare"
         precompiling = needs.phase == "precompile"  # it reads no data
         return Checked(warning=text) if precompiling else Checked(problem=text)

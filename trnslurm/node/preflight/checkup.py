@@ -318,7 +318,7 @@ def _run(command: Sequence[str], read: Callable[[str], None]) -> tuple[int, str 
             code = compiling.run(command, read, keep)
     except OSError as error:
         return 1, f"{command[0]}: {error.strerror}"
-    return code, f"no end after {COMPILE_S:g} s" if code == 124 else None
+    return code, f"did not finish within {COMPILE_S:g} s" if code == 124 else None
 
 
 def _differing(files: Sequence[dict[str, Any]]) -> str | None:

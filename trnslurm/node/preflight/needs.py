@@ -18,7 +18,7 @@ class Needs(Frozen):
     devices: int = 0
     """The number of Neuron devices of the instance type."""
     workers: int = 1
-    """The number of workers on this node, each of which needs a NeuronCore or a GPU."""
+    """The number of workers on this node. Each worker needs a NeuronCore or a GPU."""
     efa: int = 0
     data: str = ""
     caches: tuple[str, ...] = ()

@@ -149,7 +149,9 @@ class Notices:
         slope, correlation = _trend(self._memory)
         lost = -slope * 3600
         if correlation < -_STEADY and left < _HOURS_LEFT * lost:
-            text = f"{lost:.1f} GiB of memory are lost per hour, and {left:.0f} GiB are left"
+            text = (
+                f"available memory shrinks by {lost:.1f} GiB per hour, and {left:.0f} GiB are left"
+            )
             yield "leak", text
 
     def _reported(self, within_s: float) -> list[DeviceReport]:

@@ -198,7 +198,8 @@ def take_back(runs: Sequence[RunDir], slurm: Slurm, error: TrnslurmError) -> Non
     silent = _cancel_all(runs, slurm, looking=isinstance(error, NoAnswerError))
     if silent:
         raise NoAnswerError(
-            f"{error}; then {silent}: when it answers again, run trnslurm cancel {runs[0].name}"
+            f"{error}; cancelling also failed: {silent}. When Slurm answers again, run trnslurm "
+            f"cancel {runs[0].name}"
         ) from None
 
 

@@ -21,9 +21,7 @@ _PARTITION = {
     "DOWN": "down: jobs are queued, but none starts until an administrator sets it UP",
     "DRAIN": "draining: it takes no new jobs",
 }
-_NO_NODE = (
-    ": it waits until an admin returns a node to service, or you submit it to another partition"
-)
+_NO_NODE = ": wait until an admin returns a node to service, or submit the job to another partition"
 
 
 def diagnose(found: Diagnosis, script: Path, slurm: Slurm) -> None:
