@@ -108,7 +108,7 @@ def test_auto_is_what_the_hardware_and_the_job_can_both_be(
         ),
         (("--set", "devices=[gpu]"), "devices[0] is 'gpu' (did you mean \"cpu\"?)"),
         (("--set", "devices=[cpu]"), "runs on cpu, and p4de.24xlarge has cuda"),
-        (("--set", "precision=mixed"), "'mixed': it is for models that are not sharded"),
+        (("--set", "precision=mixed"), "'mixed': it works only for models that are not sharded"),
         (
             ("--set", "strategy.name=zero"),
             "expected one of fsdp, deepspeed, xla_fsdp, tensor, or empty",

@@ -89,4 +89,7 @@ def test_a_worker_that_hangs_ends_at_the_deadline(worker, monkeypatch) -> None:
     worker.seen["doing"] = "all-reduce of ones"
     worker.watch().join(600)
     assert ended == [1]
-    assert (seen()["doing"], seen()["error"]) == ("all-reduce of ones", "no end after 180 s")
+    assert (seen()["doing"], seen()["error"]) == (
+        "all-reduce of ones",
+        "did not finish within 180 s",
+    )

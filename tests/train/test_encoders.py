@@ -148,6 +148,6 @@ def test_an_old_config_that_says_no_type_is_taken(tmp_path):
 
 def test_only_albert_has_embeddings_of_their_own_width():
     with pytest.raises(
-        TrainError, match="embedding_size is 8: only an albert has this key; set it"
+        TrainError, match="embedding_size is 8: only ALBERT models have this key: set it"
     ):
         make_config(values("roberta", embedding_size=8))

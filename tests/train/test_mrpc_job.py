@@ -281,7 +281,7 @@ def test_two_silent_copies_are_refused(workers, rank):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"seq_len": 16}, "seq_len is 16, but .* has samples of 32"),
+        ({"seq_len": 16}, "seq_len is 16, but the samples of .* have 32"),
         ({"model__num_labels": 3}, "has not_equivalent, equivalent: set model.num_labels=2"),
         ({"model__vocab_size": 9}, "model.vocab_size is 9, but .* tokens up to "),
     ],

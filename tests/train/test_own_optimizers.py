@@ -88,7 +88,7 @@ def test_what_cannot_work_is_refused_at_once(tmp_path, make, said):
 
 def test_xla_refuses_it_and_says_why():
     device = SimpleNamespace(torch_device=torch.device("xla", 0), name="neuron")
-    with pytest.raises(TrainError, match="does not run on neuron: its steps and rates are Python"):
+    with pytest.raises(TrainError, match="does not run on neuron, because XLA would compile"):
         make_optimizer(settings_of(), device, [("p", nn.Parameter(torch.ones(2)))], two)
 
 

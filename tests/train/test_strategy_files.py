@@ -159,7 +159,7 @@ def test_a_layer_that_the_model_has_not_is_refused():
         (2, {"intermediate_size": 7}, "which does not divide model.intermediate_size"),
         (2, {"seq_len": 9}, "workers is 2, which does not divide seq_len"),
         (4, {"hidden_size": 24, "num_attention_heads": 12, "num_key_value_heads": 6}, "neither"),
-        (2, {"attention_dropout": 0.1}, "model.attention_dropout: the workers of a group share no"),
+        (2, {"attention_dropout": 0.1}, "the workers of a group do not share random numbers"),
         (2, {"attention_bias": True}, "does not divide model.layers.0.self_attn.q_proj.bias"),
     ],
 )

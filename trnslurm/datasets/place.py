@@ -72,7 +72,7 @@ class Place:
     def text(self, name: str, most: int = _SMALL) -> bytes:
         """Return all bytes of a small file, such as an index."""
         if (size := self.file(name).size) > most:
-            raise self.error(name, f"is {size:,} bytes, more than the {most:,} that are read")
+            raise self.error(name, f"is {size:,} bytes, more than the limit of {most:,}")
         return bytes(self.read(name, 0, size))
 
     def key(self, name: str, *what: object) -> str:

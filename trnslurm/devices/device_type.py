@@ -64,10 +64,10 @@ class DeviceType:
     commands: Sequence[str] = ()
     """Commands that must be on a node's PATH."""
     imports: Sequence[str] = ()
-    """Packages of which a custom script for it imports one; empty if plain PyTorch has the
+    """A custom script for the device imports one of these packages; empty if plain PyTorch has the
     device."""
     one_of: Sequence[str] = ()
-    """Packages of which a node's Python needs one."""
+    """A node's Python needs one of these packages."""
     module_has_version: bool = False
     """Whether the module torch_neuronx has the version of its package."""
 

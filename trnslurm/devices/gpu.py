@@ -20,7 +20,7 @@ def is_of_other_maker(kind: str) -> bool:
 
 
 class Gpu(DeviceType):
-    """A device on GPUs, of which each worker has one."""
+    """A device on GPUs. Each worker has one GPU."""
 
     __slots__ = ()
 

@@ -104,7 +104,8 @@ def read(path: Path) -> Tokenizer:
 
 
 def load(path: Path, end_of_text: str) -> tuple[Tokenizer, int]:
-    """Load a tokenizer.json; return it and its end-of-text id, by default that of a common name."""
+    """Load a tokenizer.json. Return it and its end-of-text id, by default the id of a common
+    name."""
     tokenizer = read(path)
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     names = (end_of_text,) if end_of_text else _ENDS

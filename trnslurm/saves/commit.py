@@ -79,7 +79,7 @@ class SaveOutcome:
         if self.failure:
             return (
                 f"warning: no checkpoint of step {self.step}: {self.failure}. The previous "
-                "checkpoint is kept, and the next save is tried as usual."
+                "checkpoint is kept, and the next save proceeds as usual."
             )
         warning = f"; {self.warning}" if self.warning else ""
         return (

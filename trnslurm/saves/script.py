@@ -239,8 +239,9 @@ class _Saver:
         if wrong:
             more = f" (and {len(wrong) - _NAMED} more)" if len(wrong) > _NAMED else ""
             raise ValueError(
-                f"trnslurm.load: {found} is from another training run: {'; '.join(wrong[:_NAMED])}"
-                f"{more}: use another directory, or build the same state as before"
+                f"trnslurm.load: {found} is from another training run: "
+                f"{'; '.join(wrong[:_NAMED])}{more}: use another directory, or build the same "
+                "state as when it was saved"
             )
         if self.rank == 0:
             print(

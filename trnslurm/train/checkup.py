@@ -75,7 +75,7 @@ class CheckupWorker:
 
         def end() -> None:
             time.sleep(max(0.0, self._deadline - time.monotonic()))
-            self.seen["error"] = f"no end after {DEADLINE_S:g} s"
+            self.seen["error"] = f"did not finish within {DEADLINE_S:g} s"
             self._write()
             os._exit(1)
 

@@ -41,7 +41,7 @@ def make_config(values: dict[str, Any], **more: Any) -> Any:
     kind, width = values.pop("model_type", "bert"), values.pop("embedding_size", 0)
     if width and kind != "albert":
         raise TrainError(
-            f"model.embedding_size is {width}: only an albert has this key; set it to 0"
+            f"model.embedding_size is {width}: only ALBERT models have this key: set it to 0"
         )
     if kind == "albert":
         values["embedding_size"] = width or values["hidden_size"]

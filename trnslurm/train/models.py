@@ -129,11 +129,11 @@ class Encoder(Bert):
     REFUSED = (
         (
             {"model_type": ["bert", "roberta", "albert"], "type_vocab_size": 0},
-            "only a distilbert has no segments: use 2, or 1 for a roberta",
+            "only DistilBERT has no segments: use 2, or 1 for RoBERTa",
         ),
         (
             {"model_type": "distilbert", "type_vocab_size": [1, 2]},
-            "a distilbert has no segments: set model.type_vocab_size=0",
+            "DistilBERT has no segments: set model.type_vocab_size=0",
         ),
         (
             {
@@ -141,7 +141,7 @@ class Encoder(Bert):
                 "pad_token_id": 1,
                 "max_position_embeddings": "less than seq_len + 2",
             },
-            "a roberta reserves two positions: use at least seq_len + 2",
+            "RoBERTa reserves two positions: use at least seq_len + 2",
         ),
     )
 

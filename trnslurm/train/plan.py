@@ -121,4 +121,4 @@ def describe_plan(plan: JobPlan, environment: Environment) -> str:
   device  {plan.device}, W {plan.workers} ({plan.nodes} nodes x \
 {plan.workers_per_node} workers{groups})
   batch   G {batch.global_batch}, m {batch.micro_batch}, A {batch.accumulation}, \
-{batch.units} units and {batch.padding_units} of padding"""
+{batch.units} micro-batches and {batch.padding_units} of padding"""

@@ -95,7 +95,7 @@ class CommonSettings(OptimizerSettings):
     REFUSED = (
         (
             {"compile": True, "device": "by XLA"},
-            "XLA already compiles everything: leave it out, or use another device",
+            "XLA already compiles everything: remove the setting, or use another device",
         ),
         (
             {"verify_every": "not empty", "device": "by XLA"},

@@ -154,8 +154,8 @@ class UnitTrainer(Trainer):
         if (seen.num_processes, seen.process_index) != (workers, rank):
             raise TrainError(
                 f"accelerate sees worker {seen.process_index} of {seen.num_processes}, but this is "
-                f"{rank} of {workers}: start torchrun as node.sh does, and set none of "
-                "accelerate's own variables"
+                f"{rank} of {workers}: start torchrun as node.sh does, and do not set accelerate's "
+                "own variables"
             )
 
     def get_train_dataloader(self) -> Any:

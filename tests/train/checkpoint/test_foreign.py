@@ -154,7 +154,7 @@ def test_what_is_not_pytorchs_or_not_whole_is_refused(tmp_path, monkeypatch):
     data.unlink()
     refused("No such file")
     index.write_bytes(pickle.dumps(Evil()))
-    refused("has a posix.system, which PyTorch never puts there")
+    refused("contains a posix.system, which PyTorch never writes there")
     index.write_bytes(whole[:50])
     refused(".metadata is damaged")
     index.unlink()

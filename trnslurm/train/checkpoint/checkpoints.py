@@ -247,7 +247,8 @@ class Checkpoints:
         if self.last and self.last.failure:
             raise TrainError(
                 f"the last checkpoint, of step {self.last.step}, could not be made "
-                f"({self.last.failure}): fix that and run again: it resumes from the previous one"
+                f"({self.last.failure}): fix that and run again, to resume from the previous "
+                "checkpoint"
             )
 
     def _settle(self) -> None:

@@ -212,7 +212,8 @@ class _Distributed(_Tensors):
         file = PurePosixPath(str(place.relative_path))
         if file.name != str(file) or getattr(place, "transform_descriptors", None):
             raise TrainError(
-                f"{self._path}: {file} is elsewhere or compressed: save it without that"
+                f"{self._path}: {file} is compressed or in another directory: save the checkpoint "
+                "uncompressed in one directory"
             )
         try:
             with open_file(self._path / file.name) as stream:
@@ -231,7 +232,9 @@ class _Distributed(_Tensors):
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name not in _CLASSES.get(module, ()):
-            raise DamagedError(f"{_INDEX} has a {module}.{name}, which PyTorch never puts there")
+            raise DamagedError(
+                f"{_INDEX} contains a {module}.{name}, which PyTorch never writes there"
+            )
         return PurePosixPath if module == "pathlib" else super().find_class(module, name)
 
 

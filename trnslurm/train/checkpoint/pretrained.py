@@ -150,7 +150,8 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
         raise TrainError(f"{file}: cannot be read ({reason or 'it is empty'})") from None
     except Exception:  # a file of another kind raises anything: KeyError, IndexError, ...
         raise TrainError(
-            f"{file}: torch.load refuses it: not from torch.save, or more than tensors and numbers"
+            f"{file}: torch.load cannot read it: torch.save did not write it, or it contains more "
+            "than tensors and numbers"
         ) from None
     state = content.get("model", content) if isinstance(content, dict) else None
     if not isinstance(state, dict) or not all(isinstance(one, Tensor) for one in state.values()):
@@ -159,7 +160,9 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
         )
     renamed = {_todays_name(name): tensor for name, tensor in state.items()}
     if len(renamed) < len(state):
-        raise TrainError(f"{file}: two of its names are equal without module. and dense_act")
+        raise TrainError(
+            f"{file}: two of its names become equal when module. and dense_act are removed"
+        )
     return renamed
 
 

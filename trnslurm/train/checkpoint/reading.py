@@ -81,8 +81,10 @@ def parameter_reader(
     keeps none for a parameter, the function reads the parameter itself.
     """
     if kind not in ("parameter", *manifest.kept):
-        has = f": it has {', '.join(manifest.kept)}" if manifest.kept else ""
-        raise TrainError(f"{checkpoint} has no weights {kind!r}, which run.keep would save{has}")
+        has = f" (it has {', '.join(manifest.kept)})" if manifest.kept else ""
+        raise TrainError(
+            f"{checkpoint} has no weights named {kind!r}: only run.keep saves such weights{has}"
+        )
     read, kept = open_rows(checkpoint, manifest), manifest.kept.get(kind, {})
     if kept.keys() - manifest.shapes.keys():
         raise TrainError(f"{checkpoint}: the names in {kind} are not parameters' names")

@@ -36,6 +36,7 @@ class ForeignTokens:
                 if not 0 <= token < self._limit:
                     raise TrainError(
                         f"{self._path}: found token {token} after position {part.start:,}, but "
-                        f"model.vocab_size is {self._limit}: its tokenizer is not the model's"
+                        f"model.vocab_size is {self._limit}: the data and the model use different "
+                        "tokenizers"
                     )
         return found

@@ -128,18 +128,19 @@ def open_labelled(
         raise TrainError(f"{path}: no split {split}, only {', '.join(index.splits)}{more}")
     if index.seq_len != seq_len:
         raise TrainError(
-            f"seq_len is {seq_len}, but {path} has samples of {index.seq_len}: use that, or "
-            f"{PREPARE} again"
+            f"seq_len is {seq_len}, but the samples of {path} have {index.seq_len} tokens: set "
+            f"seq_len to that number, or {PREPARE} again"
         )
     if index.vocab_size > vocab_size:
         raise TrainError(
             f"model.vocab_size is {vocab_size}, but {path} has tokens up to "
-            f"{index.vocab_size - 1}: its tokenizer ({index.tokenizer.name}) is not the model's"
+            f"{index.vocab_size - 1}: the model must use the data's tokenizer "
+            f"({index.tokenizer.name})"
         )
     if pad_id not in (None, index.pad_id):
         raise TrainError(
-            f"model.pad_token_id is {pad_id}, but {path} is padded with {index.pad_id}: its "
-            f"tokenizer ({index.tokenizer.name}) is not the model's"
+            f"model.pad_token_id is {pad_id}, but {path} is padded with {index.pad_id}: the model "
+            f"must use the data's tokenizer ({index.tokenizer.name})"
         )
     return Labelled(path, index, split, seed=seed)
 

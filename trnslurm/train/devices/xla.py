@@ -102,8 +102,8 @@ def _join(backend: str) -> None:
         if "No PjRtPlugin registered for: CUDA" not in str(error):
             raise
         raise TrainError(
-            "this Python's torch_xla does not know GPUs, as none of PyTorch/XLA since 2.8: take a "
-            "build that does, such as TorchAcc's, or a strategy for cuda"
+            "this Python's torch_xla does not support GPUs, like every PyTorch/XLA since 2.8: "
+            "install a build that supports them, such as TorchAcc's, or use a strategy for cuda"
         ) from None
 
 

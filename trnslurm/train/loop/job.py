@@ -76,17 +76,19 @@ def check_world(plan: JobPlan, device: Device) -> None:
     batch = plan.batch
     if batch.units * batch.micro_batch != batch.global_batch:
         raise TrainError(
-            f"plan.json: {batch.units} units of {batch.micro_batch} samples are not the global "
-            f"batch of {batch.global_batch}"
+            f"plan.json: {batch.units} micro-batches of {batch.micro_batch} samples are not the "
+            f"global batch of {batch.global_batch}"
         )
     if not 0 < batch.groups <= plan.workers or plan.workers % batch.groups:
-        raise TrainError(f"plan.json: {plan.workers} workers are not {batch.groups} equal groups")
+        raise TrainError(
+            f"plan.json: {plan.workers} workers cannot form {batch.groups} equal groups"
+        )
     slots = batch.accumulation * batch.groups
     if not 0 <= batch.padding_units < slots or slots - batch.padding_units != batch.units:
         by = "workers" if batch.groups == plan.workers else "groups"
         raise TrainError(
-            f"plan.json: {batch.groups} {by} x {batch.accumulation} units less "
-            f"{batch.padding_units} of padding are not {batch.units} units"
+            f"plan.json: {batch.groups} {by} x {batch.accumulation} micro-batches minus "
+            f"{batch.padding_units} of padding are not {batch.units} micro-batches"
         )
 
 

@@ -146,8 +146,8 @@ class StepReporter:
         self._warned = True
         if self._training:
             self._device.say(
-                f"warning: {line['late_graphs']} graphs by step {line['step']} were in no cache "
-                "and had to be compiled: the precompile's trial run did not meet them"
+                f"warning: {line['late_graphs']} graphs had to be compiled by step {line['step']} "
+                "because no cache contained them: the precompile's trial run did not reach them"
             )
 
     def close(self) -> None:
@@ -235,7 +235,10 @@ class StepReporter:
             if self._events:
                 self._events.write_histogram(name, values, line)
         if taken := found.keys() & line.keys():
-            raise TrainError(f"run.log: each step already has {', '.join(sorted(taken))}")
+            raise TrainError(
+                "run.log: each step's metrics already contain "
+                f"{', '.join(sorted(taken))}: choose another name"
+            )
         return found
 
 
@@ -265,8 +268,8 @@ def _is_sane(line: Mapping[str, float]) -> bool:
 
 def _refusal(line: Mapping[str, float]) -> str:
     return (
-        f"loss {line['loss']} and gradient norm {line['grad_norm']} at step {line['step']}: this "
-        "training is lost; a lower train.lr or a longer warm-up may help"
+        f"loss {line['loss']} and gradient norm {line['grad_norm']} at step {line['step']}: the "
+        "run has diverged: try a lower train.lr or a longer warm-up"
     )
 
 

@@ -119,8 +119,8 @@ class Verification:
         if verdict.ends:
             self._every = 0
             self._device.say(
-                "warning: train.verify_every: no two workers have equal gradients, because kernels "
-                "do not add up in a fixed order: nothing is compared from now on"
+                "warning: train.verify_every: gradients are no longer compared, because no two "
+                "workers have equal gradients: their kernels do not add up in a fixed order"
             )
             return
         since = f"; all were equal before step {self._last}" if self._last else ""

@@ -77,7 +77,9 @@ def judge(before: list[Sign], now: list[Sign]) -> Standstill | None:
     places = [(sign.step, sign.beats) for sign in now]
     behind = tuple(rank for rank, place in enumerate(places) if place == min(places))
     if len(behind) == len(now) > 1:
-        return Standstill(reason="all wait at the same place: the network or the devices?")
+        return Standstill(
+            reason="all workers wait at the same place: check the network and the devices"
+        )
     return Standstill(workers=behind, reason="its stacks are in its log")
 
 
@@ -254,7 +256,7 @@ def _without_store(step: int) -> tuple[list[Sign], Standstill]:
         return [], Standstill(reason=f"node 0 ({address}) does not answer")
     host = os.environ.get(Variable.HOSTS, "").partition(",")[0] or address
     keeper = Sign(turn=0, step=step, beats=0, doing="", node=0, host=host)
-    reason = "it does not answer; its process is frozen or its node is gone"
+    reason = "it does not answer: its process is frozen, or its node is down"
     return [keeper], Standstill(workers=(0,), reason=reason, frozen=True)
 
 
@@ -269,7 +271,7 @@ def describe(stall: Standstill, signs: list[Sign], *, seconds: int, step: int) -
         place = step if stall.frozen else sign.step
         worker = {"rank": rank, "node": sign.node, "host": sign.host, "step": place}
         who = f"worker {rank} (node {sign.node}, {sign.host})"
-        more = f" (and {len(others)} more like it)" if others else ""
+        more = f" (and {len(others)} more)" if others else ""
     line = (
         f"{who} has made {'any' if who == 'no worker' else 'no'} progress for {seconds} s in step "
         f"{worker['step']}: {stall.reason}{more}"

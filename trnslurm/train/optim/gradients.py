@@ -70,8 +70,8 @@ class Buckets:
         bucket = self._bucket_of[parameter]
         if bucket < self._sent:
             raise TrainError(
-                "a unit added to gradients more often than in the first step: the model's graph "
-                "must not change from step to step"
+                "a micro-batch changed gradients more often than in the first step: the model's "
+                "graph must not change from step to step"
             )
         self._added[bucket] += 1
         if self._usual is not None:

@@ -41,7 +41,7 @@ def make_optimizer(
     name = settings.optimizer
     if zero1 and (name == "lamb" or precision == "fp32_state"):  # a job declares it: REFUSED
         raise TrainError(
-            f"{name} with {precision} is incompatible with ZeRO-1: use adamw, fp32_copy"
+            f"{name} with {precision} is incompatible with ZeRO-1: use adamw with fp32_copy"
         )
     spec = make_spec(settings, dict(tensors), precision=precision)
     if device.torch_device.type != "xla":
@@ -67,9 +67,9 @@ def _make_own(
         # numbers (torch/optim/adam.py: _get_value); torch_xla compiles 0 and 1 into the graph, and
         # .item() ends it.
         raise TrainError(
-            f"a job's own optimizer does not run on {device.name}: its steps and rates are Python "
-            "numbers, which XLA compiles into the graph, so that graphs would change during the "
-            "run: use device cpu or cuda, or train.optimizer without make"
+            f"a job's own optimizer does not run on {device.name}, because XLA would compile its "
+            "step count and learning rate into the graph and recompile it during the run: use "
+            "device cpu or cuda, or train.optimizer without make"
         )
     assert isinstance(settings, CommonSettings)
     spec = own_spec(tensors, max_norm=settings.max_norm, precision=kind)

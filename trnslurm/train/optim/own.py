@@ -78,8 +78,8 @@ class OwnOptimizers(DataParallel):
             closure = inspect.signature(each.step).parameters.get("closure")
             if closure is not None and closure.default is inspect.Parameter.empty:
                 raise TrainError(
-                    f"{type(each).__name__}.step needs a closure that recomputes the loss, but a "
-                    "step of more than one unit has none: use another optimizer"
+                    f"{type(each).__name__}.step needs a closure that recomputes the loss, which "
+                    "does not work with more than one micro-batch per step: use another optimizer"
                 )
         given = [p for o in self._inside for group in o.param_groups for p in group["params"]]
         left = [name for each, name in self._name_of.items() if all(each is not p for p in given)]
@@ -234,6 +234,6 @@ def _is_savable(key: Any, value: Any) -> bool:
 def _unsavable(optimizer: torch.optim.Optimizer, what: str, value: Any) -> str:
     kind = type(optimizer).__name__
     return (
-        f"{kind} keeps {what} as a {type(value).__name__}: a checkpoint has a parameter's tensors, "
-        "numbers, texts and None, and this could not be resumed"
+        f"{kind} keeps {what} as a {type(value).__name__}, which a checkpoint cannot store: the "
+        "state of each parameter may contain only tensors, numbers, strings and None"
     )

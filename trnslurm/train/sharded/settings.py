@@ -54,12 +54,12 @@ class ShardedSettings(CommonSettings):
         ),
         (
             {"strategy": ["deepspeed", "tensor"], "compile": True},
-            "only the strategy fsdp can compile: set train.compile=false",
+            "only the strategy fsdp supports train.compile: set it to false",
         ),
         (
             {"precision": "mixed"},
-            "it is for models that are not sharded: use fp32, or bf16, which computes in bf16 and "
-            "keeps parameters in fp32",
+            "it works only for models that are not sharded: use fp32, or bf16, which computes in "
+            "bf16 and keeps parameters in fp32",
         ),
     )
 

@@ -244,8 +244,8 @@ def _check(request: ShardingRequest, size: int) -> None:
         )
     if config.attention_dropout:
         raise TrainError(
-            "model.attention_dropout: the workers of a group share no random numbers with "
-            "strategy.name=tensor: set it to 0"
+            "model.attention_dropout: with strategy.name=tensor, the workers of a group do not "
+            "share random numbers: set it to 0"
         )
 
 

@@ -146,7 +146,7 @@ def _remove_abandoned(base: Path) -> None:
 def _check_ours(directory: Path) -> None:
     """Refuse a directory that another user could have made."""
     if not is_private(directory):
-        raise PermissionError(0, "is not this user's alone", str(directory))
+        raise PermissionError(0, "is not this user's private directory", str(directory))
 
 
 def _is_at(file: IO[bytes], path: Path) -> bool:
