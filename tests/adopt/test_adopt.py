@@ -182,8 +182,8 @@ def test_what_starts_it(text: str, line: str, site, cli) -> None:
         ("T=$(date +%F)\nsrun python train.py --out r_$T", "--out 'r_{run_id}'",
          "replaced with {run_id}"),
         ("srun python train.py --d $NO/x $MORE", '--d "${NO}"/x', "is empty: nothing sets it"),
-        ("srun singularity run /x.sif python train.py", "train.py", "the image's own script"),
-        ("srun singularity_wrapper exec python train.py", "train.py", "must start on its own"),
+        ("srun singularity run /x.sif python train.py", "train.py", "the image's runscript"),
+        ("srun singularity_wrapper exec python train.py", "train.py", "able to start without"),
         ("export CUDA_VISIBLE_DEVICES=1,0\nsrun python train.py", "train.py", "in their order"),
         ("export WORLD_SIZE=99\nsrun python train.py", "--per node -- python train.py", "only t"),
         ("srun bash -c 'pip install -e . && python train.py'", "python train.py", "do it once"),
@@ -205,7 +205,7 @@ def test_each_line_is_said_once_and_truly() -> None:
     said = {line.number: (line.fate, line.becomes) for line in found.lines if line.number > 2}
     assert said[3] == said[4] == ("taken", "used in place of $A")
     assert said[5] == ("left out", "line 6 exports it again")
-    assert said[7] == ("left out", "used only for what trnslurm does itself or leaves out")
+    assert said[7] == ("left out", "used only by lines that trnslurm replaces or leaves out")
     assert said[8] == ("unclear", "needed by line 11, which is not understood")
 
 
@@ -263,7 +263,7 @@ def test_a_file_that_calls_sbatch_is_not_said_to_run(cli) -> None:
         ),
         (
             "srun torchrun --nnodes 2 a.py\nsrun torchrun --nnodes 2 b.py",
-            "a second command, after that on line 3",
+            "a second training command, after the command on line 3",
         ),
         (
             "for i in 1 2; do srun torchrun train.py $i; done",
@@ -300,7 +300,7 @@ def test_a_file_that_calls_sbatch_is_not_said_to_run(cli) -> None:
         ("srun torchrun --nnodes 2 $(which tool) x", "$(which tool) is known only in the job"),
         ("srun -n 16 bash -c 'python train.py $SLURM_NTASKS'", "a different number of tasks"),
         ("srun python train.py $1", "$1 is an argument of the file: pass its value after --"),
-        ("case $NONE in a) B=1;; esac\nsrun python train.py", "a case that is known only"),
+        ("case $NONE in a) B=1;; esac\nsrun python train.py", "a case whose value is known only"),
         ("read X < file\nsrun python train.py $X", "its input is known only in the job"),
         ("mpirun --odd python train.py", "know the option -odd"),
         ("srun apptainer exec i.sif bash -c 'cd /in && python train.py'", "directory in the image"),

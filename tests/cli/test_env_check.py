@@ -135,7 +135,7 @@ def test_each_release_is_checked_whole(node, cli) -> None:
     node(imported=seen, **LAST)
     assert cli("env", "check", "--cluster", "pc").err.startswith(
         "error: its packages belong to Neuron SDK 2.31.1, but the profile says 2.29.1: set "
-        "neuron_sdk: 2.31.1, or install the other packages; torch-neuronx is 2.9.0.2.15.32035"
+        "neuron_sdk: 2.31.1, or install the packages of 2.29.1; torch-neuronx is 2.9.0.2.15.32035"
     )
     trn2 = {"neuron_sdk": "2.33.0", "instance_type": "trn2.48xlarge"}
     node(imported={"imported": True, "said": ""}, python="3.12.3", **trn2, **NATIVE)

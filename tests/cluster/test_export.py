@@ -177,8 +177,9 @@ def test_what_a_custom_script_saved_is_named(exportable, cli) -> None:
     run.project_file.parent.mkdir(exist_ok=True)
     run.project_file.write_text("{}")
     shutil.rmtree(run.checkpoints, ignore_errors=True)
-    unknown = f"{run.name}: export knows only the checkpoints of recipes: load {run.checkpoints}"
-    assert cli("export", run.name).error.startswith(f"{unknown}, in the custom script's own format")
+    unknown = f"{run.name}: export converts only checkpoints of recipes: {run.checkpoints}"
+    error = cli("export", run.name).error
+    assert error.startswith(f"{unknown} is in the custom script's own format")
     for step in (90, 100):
         saved = run.checkpoints / f"checkpoint-{step}"
         saved.mkdir(parents=True)

@@ -232,14 +232,14 @@ def test_its_exit_code_is_ours(here: Path, cli, monkeypatch) -> None:
 
 
 def test_a_host_without_the_clusters_python(site, cli) -> None:
-    absent = "the cluster's Python, /shared/venv/bin/python, is not on this host: run this on a"
+    absent = "the cluster's Python, /shared/venv/bin/python, is not on this host: run this command"
     small = ("gpt2_zero1", "--preset", "small", "--cluster", "pc")
     assert cli("data", "prepare", *small).error == (
-        f"{absent} host that has it, such as the login node, or pass --submit"
+        f"{absent} on a host that has it, such as the login node, or pass --submit"
     )
     for verb in ("fetch", "verify"):
         done = cli("data", verb, "gpt2_zero1", "--cluster", "pc")
-        assert done.error == f"{absent} host that has it, such as the login node"
+        assert done.error == f"{absent} on a host that has it, such as the login node"
 
 
 def test_dry_run_starts_nothing(site, cli) -> None:

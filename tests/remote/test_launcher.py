@@ -95,13 +95,13 @@ def test_what_no_launcher_sends_is_one_line(tmp_path: Path, monkeypatch) -> None
         *(receive.frame(receive.END, end) for end in ends),
     ):  # fmt: skip
         frames.write_bytes(b"Welcome\n" + receive.MARK + said)
-        with pytest.raises(RemoteError, match=r"^host: it did not answer like the launcher"):
+        with pytest.raises(RemoteError, match=r"^host: the answer is not from trnslurm's launcher"):
             ask(RemoteCommand(place=Place("host"), argv=[], shows=True), say=print)
 
 
 def test_a_login_shell_talks_for_ever(monkeypatch) -> None:
     monkeypatch.setattr(Place, "argv", lambda *_: ["head", "-c", "2M", "/dev/zero"])
-    with pytest.raises(RemoteError, match=r"^host: it did not answer like the launcher, but sent"):
+    with pytest.raises(RemoteError, match=r"^host: the answer is not from trnslurm's launcher: b"):
         ask(RemoteCommand(place=Place("host"), argv=[], shows=True), say=print)
 
 

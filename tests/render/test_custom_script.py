@@ -235,7 +235,7 @@ def test_a_batch_script_is_the_job(site, cli, project) -> None:
     done = cli("render", "job.sbatch", *CPU, "-o", str(site.root / "out"), "--", "a b")
     assert done.code == 0, done.err
     assert "job.sbatch requests --nodes=2 --gres=gpu:4" in done.err
-    assert "Left out --output=x: the run has its own log: trnslurm logs" in done.err
+    assert "Left out --output=x: the run has its own log (trnslurm logs)" in done.err
     script = (site.root / "out/train.sbatch").read_text()
     lines = re.findall(r"^#SBATCH (.*?)(?: +#.*)?$", script, re.M)
     assert lines == [
@@ -623,7 +623,7 @@ def test_the_argument_by_which_a_script_continues_is_added(site, fake_slurm, cli
     (project / "train.py").write_text(source)
     submit = ("submit", "./train.py", *CPU, *TIME)
     said = cli(*submit, "--dry-run").err
-    assert "Added --resume {resume}, with which the script continues after a crash\n" in said
+    assert "Added --resume {resume}, so that the script resumes after a crash\n" in said
     assert "Added" not in cli(*submit, "--dry-run", "--", "--resume", "x.pt").err
     files = rendered(site, cli, "./train.py", "--launcher", "python", "--", "--lr", "1")
     assert "TRNSLURM_RESUMES=added\n" in files["train.sbatch"]
@@ -988,7 +988,7 @@ def test_a_script_continues_from_what_its_library_saved(site, fake_slurm, cli, p
     assert f"then {flag}\n" in cli("status", run.name).out
     copy.write_text(source)
     refused = cli("resume", run.name).error
-    assert "might overwrite work/out/checkpoint-9 in its directory. To pass that " in refused
+    assert "might overwrite work/out/checkpoint-9 in its directory. To pass these " in refused
     done = cli("resume", run.name, *words.replace("--resume_from", "--r").split())
     assert done.code == 0
     assert f"continues after step 9 from {checkpoint} (Trainer)" in done.err
@@ -1116,8 +1116,10 @@ def test_a_script_does_not_begin_over_its_checkpoints(
     assert f"next: `{resume}` if the script finds {path} itself; otherwise " in said
     assert "; otherwise pass it to the script, and call trnslurm.saved() in it, then trn" in said
     assert "saved() in it, then trnslurm submit ./train.py -- --a\n" in said
-    assert f"might overwrite {path} in its directory. If the script finds that itself" in done.error
-    assert f"{resume}. If not, submit it again, and pass {run.path}/{path} with" in done.error
+    assert f"might overwrite {path} in its directory. If the script finds these " in done.error
+    assert (
+        f"{resume}. If not, submit the script again, and pass {run.path}/{path} with" in done.error
+    )
     given = f"pass {run.path}/{path} to the script with its own option, after --"
     assert cli("submit", "./train.py", *CPU, *TIME, "--from", run.name).error.endswith(given)
     assert len(fake_slurm.calls("sbatch")) == 1
@@ -1318,5 +1320,5 @@ def test_a_batch_script_without_a_time_limit(site, fake_slurm, cli, project) -> 
     done = cli("submit", "job.sbatch", *CPU, "--dry-run")
     assert done.code == 0, done.err
     assert re.search(
-        "^job on 2 x .*: its time limit is the partition's$", done.err + done.out, re.M
+        "^job on 2 x .*: the partition sets its time limit$", done.err + done.out, re.M
     )

@@ -207,7 +207,7 @@ def test_a_reader_learns_at_once_what_happened(interrupted, tmp_path) -> None:
     write_report([interrupted], tmp_path / "page.html", pictures=False)
     page = (tmp_path / "page.html").read_text()
     story = "Interrupted once, and resumed at step 21, on 1 node (after NODE_FAIL: a node "
-    assert f"{story}&lt;failed&gt;). 10 steps were done twice." in page
+    assert f"{story}&lt;failed&gt;). 10 steps were repeated." in page
     loss, timeline = (
         page.partition(f'id="{name}"')[2].partition("</figure>")[0] for name in ("loss", "timeline")
     )

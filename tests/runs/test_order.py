@@ -104,10 +104,10 @@ def test_samples_that_were_left_out_are_counted(run, attempt) -> None:
     [
         (
             {"seed": 5},
-            "attempt 2 had 4 before, and 5 since as seed, so the order is different from step 4",
+            "attempt 2 changed the seed from 4 to 5, so the order is different from step 4",
         ),
-        ({"samples": 104}, "had 103 before, and 104 since samples"),
-        ({"global_batch": 8}, "had 16 before, and 8 since samples in a global batch"),
+        ({"samples": 104}, "changed the number of samples from 103 to 104"),
+        ({"global_batch": 8}, "changed the global batch from 16 to 8"),
     ],
 )
 def test_another_order_is_named(run, attempt, change: dict[str, Any], words: str) -> None:

@@ -47,7 +47,7 @@ def test_it_refuses_what_does_not_fit(said, tmp_path: Path) -> None:
     assert "a single file has no split eval" in said(WRITTEN / "megatron/a_text")
     assert said(WRITTEN / "arrow", "--set", "model.vocab_size=150") == (
         f"error: model.vocab_size is 150, but the data at {WRITTEN}/arrow contains token 199: "
-        "set model.vocab_size to that of its tokenizer"
+        "set model.vocab_size to the vocabulary size of the data's tokenizer"
     )
     shutil.copytree(WRITTEN / "datatrove", tmp_path / "corpus")
     cut = tmp_path / "corpus/00000_shuffled.ds"
@@ -62,7 +62,7 @@ def test_a_host_without_the_python_leaves_it_to_the_job(said, site, tmp_path: Pa
     (tmp_path / "python").chmod(0o755)
     site.profile("mine", scheduler="local", instance_type="local", python=str(tmp_path / "python"))
     line = said(WRITTEN / "arrow", cluster="mine")
-    assert line.startswith(f"Data: {WRITTEN}/arrow, which was not checked on this host (")
+    assert line.startswith(f"Data: {WRITTEN}/arrow, which could not be checked on this host (")
 
 
 def test_a_plan_says_so_too(site, cli) -> None:

@@ -59,7 +59,7 @@ from trnslurm.errors import ConfigError
 _DEEPEST = 8
 _UNDECIDED = {
     "if": "a condition that is known only in the job",
-    "case": "a case that is known only in the job",
+    "case": "a case whose value is known only in the job",
     "group": "a loop or a group of commands",
 }  # fmt: skip
 _SUBMITS = "it submits a job itself: adopt the file that it passes to sbatch"
@@ -213,7 +213,7 @@ class _Reading(Launching):
     def _call(self, command: Command) -> None:
         """Read the commands of a function in the file."""
         if self._depth >= _DEEPEST:
-            raise UnclearError("functions call each other")
+            raise UnclearError("the functions are nested too deeply")
         before = self._variables.arguments
         given = [each for word in command.words[1:] for each in self._variables.words(word)]
         self._say(command.line, command.raw, "taken", "the commands of the function are read")

@@ -115,7 +115,9 @@ class Launching(Flow):
         if self._launched_at and not self._best:
             self._command = ()
         if self._launched_at:
-            raise UnclearError(f"this is a second command, after that on line {self._launched_at}")
+            raise UnclearError(
+                f"this is a second training command, after the command on line {self._launched_at}"
+            )
         if rank < self._best:
             raise UnclearError(
                 "this command runs before the training command: run it once, or in the script"
@@ -165,13 +167,15 @@ class Launching(Flow):
             elif head in CONTAINERS:
                 raise UnclearError(f"{head} is not a supported container runtime")
             elif head in IN_CONTAINERS and words[1:2] == ["exec"]:
-                self._doubts.append(f"{head} exec: the module's Python must start on its own")
+                self._doubts.append(
+                    f"{head} exec: the module's Python must be able to start without this wrapper"
+                )
                 del words[:2]
             elif head in ("singularity", "apptainer"):
                 image = read_apptainer(words)
                 if words[1] == "run":
                     self._doubts.append(
-                        f"{head} run starts the image's own script, but a run does not"
+                        f"{head} run starts the image's runscript, but trnslurm does not"
                     )
                 words = [*image.rest]
                 environment += image.environment
@@ -315,7 +319,7 @@ class Launching(Flow):
         while todo:
             statement, seen = todo.pop(0), seen + 1
             if seen > _MOST_STATEMENTS:
-                raise UnclearError("functions call each other")
+                raise UnclearError("the functions expand to too many commands")
             before = len(self._lines)
             if self._is_skipped(statement):
                 if any(line.fate == "unclear" for line in self._lines[before:]):

@@ -33,7 +33,9 @@ def save_as_recipe(found: Adopted, name: str, environ: Mapping[str, str], *, for
     file = Path("jobs", name, "recipe.yaml")
     unclear = [str(line.number) for line in found.unclear if line.number]
     if not found.command:
-        raise ConfigError(f"{found.file}: no training command was understood: see trnslurm adopt")
+        raise ConfigError(
+            f"{found.file}: trnslurm found no training command: run trnslurm adopt to see why"
+        )
     if unclear and not force:
         raise ConfigError(
             f"{found.file}: lines {', '.join(unclear)} were not understood: use --force to write "

@@ -95,10 +95,13 @@ class Resources:
         if name in ("ntasks", "ntasks-per-node"):
             return Option((), "the command sets the number of workers per node")
         if name == "signal":
-            text = "scripts get no signals: to stop before the time limit, call should_stop()"
+            text = (
+                "trnslurm does not pass signals to scripts: to stop before the time limit, call "
+                "should_stop()"
+            )
             return Option((), text, clear=False)
         if name == "array" and len(self._script.tasks) == 1:
-            return Option((), "the only task is the run")
+            return Option((), "the array has a single task, so trnslurm submits one run")
         if name == "export" and value in ("ALL", "NONE"):
             return Option(
                 (),
@@ -109,7 +112,8 @@ class Resources:
         )
         words = self._words(directive)
         if sizes and words[0].startswith("--sbatch"):
-            return Option((), "trnslurm has no such size: use --gpus, --cpus and --mem, per node",
+            return Option((), "trnslurm does not have this option: use --gpus, --cpus and --mem, "
+                              "which are per node",
                           clear=False)  # fmt: skip
         if name in ("chdir", "export"):
             return Option((), "the run has its own directory and variables", clear=False)

@@ -120,7 +120,7 @@ class Settings:
         if again:
             return "left out", f"line {again} reassigns it"
         if lines:
-            return "left out", "used only for what trnslurm does itself or leaves out"
+            return "left out", "used only by lines that trnslurm replaces or leaves out"
         if name in self._variables.used:
             return "unclear", "its value is known only in the job"
         return "left out", "nothing uses it"
@@ -183,7 +183,7 @@ class Settings:
             return "ours", OF_TRNSLURM
         if name == "PYTHONPATH":
             own = value is not None and self._is_project(Word("", value))
-            return ("ours", "the copy of the project is on it") if own else (
+            return ("ours", "it already contains the copy of the project") if own else (
                 "unclear", "the job has its own PYTHONPATH")  # fmt: skip
         if name == "CUDA_VISIBLE_DEVICES":
             number = self._resources.numbers.get("SLURM_GPUS_ON_NODE") or text.count(",") + 1

@@ -330,7 +330,7 @@ class Branch(NamedTuple):
     """The test of an `if`; empty if none is needed."""
     body: list[Statement]
     patterns: tuple[Word, ...] = ()
-    """The patterns of a `case`, one of which must match its word."""
+    """The patterns of a `case`. One of them must match its word."""
 
 
 class Compound(NamedTuple):

@@ -94,8 +94,8 @@ def _wait(run: RunDir, timeout_s: float) -> RunStatus:
             cancel(run, now=True)
             why = f": {status.reason}" if status.reason else ""
             raise SlurmError(
-                f"did not get {count(status.nodes, 'node')} in {timeout_s:g} s{why}; try again, "
-                "or pass --timeout"
+                f"the job did not get {count(status.nodes, 'node')} within {timeout_s:g} s{why}; "
+                "try again, or pass --timeout"
             )
     return status
 

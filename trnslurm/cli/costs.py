@@ -98,7 +98,7 @@ def _size_line(need: Need) -> str:
 def _at_most(limit: float, whose: str) -> str:
     """Return the node-hours that time limits allow, in words. A batch script may set no limit."""
     if not limit:
-        return f"{whose} time limit is the partition's"
+        return f"the partition sets {whose} time limit"
     return f"at most {hours(limit)} node-hours within {whose} time limits"
 
 
@@ -130,7 +130,7 @@ def _project_line(job: Job) -> str:
     if large:
         more = f" and {len(large) - 3} more" if len(large) > 3 else ""
         line += f"; links to {', '.join(large[:3])}{more}, too large to copy"
-    return f"{line}; the script runs in a copy of them, work/ in the run directory"
+    return f"{line}; the script runs in a copy of these files, work/ in the run directory"
 
 
 def _above_line(job: Job) -> str:

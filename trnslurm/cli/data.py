@@ -52,7 +52,7 @@ from trnslurm.submission.here import check_notify
 from trnslurm.submission.job import make_prepare_job
 from trnslurm.submission.submission import PlannedRun, Submission
 
-_ELSEWHERE = "run this on a host that has it, such as the login node"
+_ELSEWHERE = "run this command on a host that has it, such as the login node"
 _EXCLUSIVE = (
     ("document_per", "document_start"),
     ("text", "wikiextractor"),

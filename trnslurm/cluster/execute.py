@@ -194,7 +194,8 @@ def _of_another_sdk(
         if not own and all(matches(packages.get(name), pin) for name, pin in sdk.pip.items()):
             yield (
                 f"its packages belong to Neuron SDK {version}, but the profile says "
-                f"{cluster.neuron_sdk}: set neuron_sdk: {version}, or install the other packages"
+                f"{cluster.neuron_sdk}: set neuron_sdk: {version}, or install the packages of "
+                f"{cluster.neuron_sdk}"
             )
 
 

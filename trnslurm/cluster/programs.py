@@ -93,8 +93,8 @@ def _saved_by_script(run: RunDir) -> str:
             )
     where = places[0] if places else saves_in(run)
     return (
-        f"export knows only the checkpoints of recipes: load {where}, in the custom script's own "
-        "format, with the script's code"
+        f"export converts only checkpoints of recipes: {where} is in the custom script's own "
+        "format, so load it with the script's code"
     )
 
 

@@ -65,7 +65,7 @@ _NAMES = frozenset({
     "wrap",
 })  # fmt: skip
 _AS_KEYS = ("partition", "account", "qos", "constraint", "reservation")
-_LOGS = "the run has its own log: trnslurm logs"
+_LOGS = "the run has its own log (trnslurm logs)"
 _OF_GPUS = ("--gpus", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket", "--gres")
 _OF_CPUS = ("--cpus-per-task", "--cpus-per-gpu", "--mincpus")
 _OF_MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")

@@ -442,7 +442,7 @@ def _check_roles(config: Config, nodes: int) -> None:
         # its component alone, and holds the whole job (kill_running_job_by_node_name in
         # src/slurmctld/job_mgr.c; seen on 22.05).
         raise ConfigError(
-            "roles with a partition: Slurm does not keep a job that has lost a node there, so "
+            "roles with a partition: Slurm stops a job that loses a node in that partition, so "
             "spares are useless: omit --spares and the roles' spares"
         )
 

@@ -168,7 +168,7 @@ def _what_is_known(request: RemoteCommand, answer: Answer, why: str) -> str:
         return f"{why}: {request.what} continues there. Run `trnslurm reconnect` to see its outcome"
     return (
         f"{why}: it is unknown whether {request.what} has begun. Run `trnslurm reconnect` to find "
-        "out; it does nothing twice"
+        "out. It never runs a command twice"
     )
 
 
@@ -320,7 +320,7 @@ class _Connection:
 
     def _something_else(self, data: bytes = b"") -> RemoteError:
         return RemoteError(
-            f"{self._request.place.host}: it did not answer like the launcher, but sent "
+            f"{self._request.place.host}: the answer is not from trnslurm's launcher: "
             f"{bytes((data or self._buffer)[:40])!r}"
         )
 

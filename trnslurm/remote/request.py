@@ -44,7 +44,7 @@ def _folder() -> Path:
 
 
 def keep(request: RemoteCommand, process: str | None = None) -> None:
-    """Keep a record of a request, and of the process, if any, that waits for its end."""
+    """Keep a record of a request, and of the process that waits for its end, if any."""
     directory = _folder() / request.token
     try:
         make_private(directory)

@@ -77,7 +77,7 @@ def _serve() -> None:
     ask.mkdir(mode=0o700, parents=True, exist_ok=True)
     _remove_old(base)
     if request["begun"] and not (ask / "begun").exists():
-        send(END, _json({"error": "it no longer has a record of the command"}))
+        send(END, _json({"error": "the host no longer has a record of the command"}))
         return
     if request["parcel"] and not (ask / "parcel").exists():
         receive(ask / "parcel", PARCEL)

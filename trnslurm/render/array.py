@@ -18,7 +18,7 @@ _OF_ONE_RUN = re.compile(rb"^#SBATCH --(job-name|output)=.*\n|^(?!#SBATCH ).*\n"
 
 
 def shared_options(script: bytes) -> bytes:
-    """Return the #SBATCH lines of a batch script except those that name its run."""
+    """Return the #SBATCH lines of a batch script, without the lines that name its run."""
     return _OF_ONE_RUN.sub(b"", script)
 
 

@@ -43,7 +43,7 @@ def too_large(root: Path, sizes: Mapping[str, int], kept: set[str]) -> list[str]
 def many_in_one(links: Iterable[str], copied: Iterable[str]) -> list[str]:
     """Return the data directories with so many links that one link to each is better.
 
-    These are directories of which git tracks only a placeholder such as .gitkeep.
+    In these directories git tracks only a placeholder, such as .gitkeep.
     """
     counts = Counter(name.rpartition("/")[0] for name in links)
     many = {name for name, count in counts.items() if name and count > _MOST_LINKS}

@@ -130,7 +130,7 @@ def _launched(recipe: Recipe, module: str, workers: int, *, on_cpu: bool) -> lis
 
 
 def _for_accelerate(options: list[str], workers: int) -> list[str]:
-    """Return accelerate's options plus those that keep it from guessing (commands/launch.py)."""
+    """Return accelerate's options, plus options that keep it from guessing (commands/launch.py)."""
     if not options:
         return ["--multi_gpu", "--mixed_precision=no", "--dynamo_backend=no"]
     kinds = {word.partition("=")[0].replace("-", "_") for word in options} & _KINDS

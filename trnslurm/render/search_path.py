@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def search_path(python: str, bin_dir: str | None, *, neuron: bool = True) -> str:
-    """Return the PATH for every program that runs on a node, with Neuron's tools or without."""
+    """Return the PATH for every program that runs on a node, with or without Neuron's tools."""
     # neuron_parallel_compile and neuronx-cc are installed next to the interpreter.
     own = str(Path(python).parent) if python.startswith("/") else ""
     standard = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

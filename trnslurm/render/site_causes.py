@@ -144,7 +144,10 @@ def _repeats_freely(tokens: Any, *, inside: bool) -> bool:
 def _faults_of(cause: Cause) -> Iterator[str]:
     """Yield the errors in a pattern."""
     if not cause.words:
-        yield "its pattern must contain a word of three characters that every matching line has"
+        yield (
+            "its pattern must contain at least three fixed characters in a row, which every "
+            "matching line has"
+        )
     if slow := _slow_line(cause):
         yield f"its pattern is slow on lines like {slow!r}"
     elif not cause.matches(cause.example):

@@ -275,7 +275,7 @@ class History(Frozen, kw_only=False):
 
 
 def _served(name: str, lines: Sequence[Mapping[str, Any]], last: float) -> Served:
-    """Return a server by its changes, of which each one ends what was before."""
+    """Return a server from its changes. Each change ends the previous state."""
     parts, starts = [], 0
     ends = [*(float(line["since"]) for line in lines[1:]), last]
     for line, end in zip(lines, ends, strict=True):
@@ -291,7 +291,9 @@ def histories_of(words: Sequence[str], roots: list[Path]) -> list[History]:
     """Return the runs with these names, each once. The name of a sweep stands for its runs."""
     found = list(dict.fromkeys(run for word in words for run in find_runs(word, roots)))
     if len(found) > _MOST_RUNS:
-        raise RunError(f"{len(found)} runs are too many at once: select at most {_MOST_RUNS}")
+        raise RunError(
+            f"{len(found)} runs are too many for one report: select at most {_MOST_RUNS}"
+        )
     statuses, broken = statuses_of(found)
     if broken:
         raise broken[0]

@@ -80,7 +80,7 @@ def _story(run: History) -> str:
     redone = sum(stay.redone for stay in trains)
     again = "1 step was" if redone == 1 else f"{redone:,} steps were"
     shown = "; ".join([*began[:_MOST_TOLD], *(["…"] if len(began) > _MOST_TOLD else [])])
-    return f"Interrupted {times}, and resumed {shown}. {again.capitalize()} done twice."
+    return f"Interrupted {times}, and resumed {shown}. {again.capitalize()} repeated."
 
 
 def _tiles(run: History) -> list[tuple[str, str, str]]:

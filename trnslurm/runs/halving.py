@@ -91,7 +91,7 @@ class Rungs:
             )
         rank = f"rank {number} of {halving.rungs[at.rung - 1].runs}"
         if ranking and not number:
-            why = ranking.out.get(run.name, "it ended after the others")
+            why = ranking.out.get(run.name, "it ended after the ranking")
             return Told(state=state, reason=f"stopped after {words}: {why}")
         if number > halving.rungs[at.rung].runs:
             return Told(state=state, reason=f"stopped after {words}: {rank}")

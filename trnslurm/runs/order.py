@@ -18,8 +18,8 @@ from trnslurm.records.run import RunDir
 
 _MOST_SAMPLES = 200_000_000
 _DECIDES = {
-    "samples": "samples", "global_batch": "samples in a global batch", "seed": "as seed",
-    "shuffle": "for shuffle", "drop_last": "for drop_last", "mix": "as mix", "data": "as data",
+    "samples": "the number of samples", "global_batch": "the global batch", "seed": "the seed",
+    "shuffle": "shuffle", "drop_last": "drop_last", "mix": "the mix", "data": "the data",
 }  # fmt: skip
 
 
@@ -155,12 +155,12 @@ def _changes(stretches: Sequence[Stretch], begins: dict[int, Any]) -> Iterator[s
     for before, after in itertools.pairwise(stretches):
         was, now = begins[before.attempt], begins[after.attempt]
         for key in _change(was, now):
-            values = f"{was.get(key)!r} before, and {now.get(key)!r} since"
+            values = f" from {was.get(key)!r} to {now.get(key)!r}"
             if key in ("mix", "data"):
-                values = "different from before"
+                values = ""
             yield (
-                f"attempt {after.attempt} had {values} {_DECIDES[key]}, so the order is different "
-                f"from step {after.steps.start} on"
+                f"attempt {after.attempt} changed {_DECIDES[key]}{values}, so the order is "
+                f"different from step {after.steps.start} on"
             )
 
 

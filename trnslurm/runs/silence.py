@@ -15,7 +15,7 @@ from trnslurm.runs.status import RunStatus
 from trnslurm.schedulers.interface import PhaseStatus
 
 NO_NUMBERS = (
-    "the script reports no metrics, and its log and files contain none: call "
+    "the script reports no metrics, and trnslurm found none in its log and files: call "
     "trnslurm.report(step=, loss=) after each step, or pass a RunCallback to Trainer "
     "(docs/scripts.md)"
 )

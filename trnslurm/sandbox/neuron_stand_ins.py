@@ -2,10 +2,10 @@
 
     python -I neuron_stand_ins.py --home DIR neuron-ls --json-output
 
-DIR/instance.json describes the instance to imitate. DIR/<hostname>/TOOL, or else DIR/all/TOOL,
-contains the fault to show: a word in BEHAVIORS. The output follows AWS's pages about Neuron SDK
-2.28 and public captures. These are guesses: the place of COMMAND in neuron-ls, its output for a
-missing device, links of 2 to 15 devices, PCI and CPUs of types other than trn1; that
+DIR/instance.json describes the instance to imitate. DIR/<hostname>/TOOL, or DIR/all/TOOL if that
+does not exist, contains the fault to show: a word in BEHAVIORS. The output follows AWS's pages
+about Neuron SDK 2.28 and public captures. These are guesses: the place of COMMAND in neuron-ls, its
+output for a missing device, links of 2 to 15 devices, PCI and CPUs of types other than trn1; that
 neuron_parallel_compile waits for stale locks, and that model.log records a failed compilation.
 
 Missing: logical cores (trn2), the effect of -w, -a and -t, --version, the wording of usage errors,
@@ -43,7 +43,7 @@ BEHAVIORS: dict[str, dict[str, str]] = {
         "ok": "lists all devices of the instance",
         "missing-device": "lists one device fewer",
         "no-devices": "finds no device: nothing on stdout, exit code 1",
-        "busy": "lists a left-over process on every device",
+        "busy": "lists a leftover process on every device",
     },
     "neuron-monitor": {
         "ok": "prints one JSON document per period",

@@ -158,8 +158,11 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
         mine = ", ".join(sorted({a.account for a in access.associations}))
         if found and accounts is not None:
             # According to slurm.conf(5) of 24.11, not of 22.05, the list includes subaccounts.
-            says = f"AllowAccounts={','.join(accounts)}, but you have {mine}; newer Slurm also"
-            return Grant(questions=(f"account|{says} allows the accounts below those",))
+            says = (
+                f"AllowAccounts={','.join(accounts)}, but you have {mine}; newer versions of "
+                "Slurm also"
+            )
+            return Grant(questions=(f"account|{says} allow subaccounts",))
         return Grant(refused=f"it accepts none of your accounts: {mine}")
     choices = [
         (association, word, *_in_force(access, partition, association, word))
@@ -186,7 +189,7 @@ def grant(access: Access, partition: Mapping[str, str], node: Limits) -> Grant:
     if not implied:
         why = f"you have no default QOS; your other QOS here: {', '.join(others) or 'none'}"
     denied = partition.get("DenyAccounts", "").replace("(null)", "")
-    says = f"partition|DenyAccounts={denied}; newer Slurm also denies the accounts below those"
+    says = f"partition|DenyAccounts={denied}; newer versions of Slurm also deny subaccounts"
     return Grant(
         account=association.account if association.account != access.default_account else None,
         qos=word if word != implied else None,

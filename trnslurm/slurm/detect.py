@@ -330,14 +330,14 @@ class _Partition:
             sources["gpus_per_node"] = f"{granted.limited_by} allows no more"
         exclusive = cpus == total_cpus and number == gpus.number and not gpus.sliced
         if not exclusive:
-            sources["exclusive"] = "a job cannot have all of a node"
+            sources["exclusive"] = "a job cannot use a whole node"
         slices = sum(each.number for each in gpus_of(nodes[0].get("Gres", "")) if each.sliced)
         if slices and exclusive:
             # Its steps see what SLURM_GPUS_PER_NODE names (seen on 22.05 and 24.11).
             sources["gpu_type"] = f"Gres of its nodes; --exclusive also takes their {slices} slices"
         if is_of_other_maker(gpus.kind):
             sources["gpu_type"] = (
-                "Gres of its nodes; jobs look for NVIDIA GPUs, which these are not"
+                "Gres of its nodes; jobs look for NVIDIA GPUs, but another vendor made these"
             )
         total = len(nodes)
         up = sum(node_state(node.get("State", "")) not in UNUSABLE for node in nodes)
@@ -347,7 +347,10 @@ class _Partition:
         mem, sources["mem_per_node_mib"] = self._mem(nodes, cpus, exclusive, limits)
         sources["mem_per_node_mib"] += _unlike(map(memory_of, nodes))
         if unset and mem is not None:
-            mem, sources["mem_per_node_mib"] = 0, "0 is all; slurm.conf sets no RealMemory for them"
+            mem, sources["mem_per_node_mib"] = (
+                0,
+                ("0 means all memory, because slurm.conf does not set RealMemory for these nodes"),
+            )
         most, sources["max_nodes"] = self._most_nodes(up, total, limits, granted)
         # On whole nodes, a job has every CPU.
         job_cpus = _below(limits.cpus, total_cpus * most if exclusive else cpus * most)

@@ -7,7 +7,7 @@ import re
 _JOB = {
     "Resources": "waiting for free nodes",
     "Priority": "waiting for jobs of higher priority",
-    "BeginTime": "its start time has not come",
+    "BeginTime": "its requested start time is in the future",
     "Cleaning": "its last attempt is still being cleaned up",
     "Dependency": "waiting for another job",
     "DependencyNeverSatisfied": "the job that it waits for failed, so it will never start",

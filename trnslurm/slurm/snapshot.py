@@ -218,7 +218,8 @@ def _accounting(
 
 
 def _within(row: list[str], above: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return an association with the lowest GrpTRES of its own, its account's and those above."""
+    """Return an association with the lowest GrpTRES of the association, its account and the
+    accounts above."""
     account, limits = row[2], [row[_GROUP]]
     for _ in range(len(above)):
         if account in above:

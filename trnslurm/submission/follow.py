@@ -153,7 +153,7 @@ def look(run: RunDir, python_path: str, bin_dir: str | None) -> None:
         )
     except subprocess.TimeoutExpired:
         raise SubmitError(
-            f"{run.name}: Slurm did not accept the job for a checkpoint in time"
+            f"{run.name}: Slurm did not accept the job for a checkpoint within {_LOOK_S:g} s"
         ) from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

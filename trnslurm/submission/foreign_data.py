@@ -65,7 +65,7 @@ class Wanted(Frozen):
 
             found = look_into(self.cluster, self.path, ["train", *(["eval"] * self.evaluates)])
         except (TrnslurmError, RuntimeError) as error:
-            return f"Data: {self.data}, which was not checked on this host ({error})"
+            return f"Data: {self.data}, which could not be checked on this host ({error})"
         if wrong := found.get("error"):
             raise SubmitError(f"{wrong}{_WITHOUT if 'no split eval' in wrong else ''}")
         for split, told in found.items():
@@ -76,7 +76,8 @@ class Wanted(Frozen):
         if self.vocab_size is not None and told["vocab_size"] > self.vocab_size:
             raise SubmitError(
                 f"model.vocab_size is {self.vocab_size}, but the data at {self.data} contains "
-                f"token {told['vocab_size'] - 1}: set model.vocab_size to that of its tokenizer"
+                f"token {told['vocab_size'] - 1}: set model.vocab_size to the vocabulary size of "
+                "the data's tokenizer"
             )
         if told["tokens"] < self.seq_len:
             raise SubmitError(

@@ -218,7 +218,7 @@ def _propose_sweep(
     console: Console,
     halving: Asked | None,
 ) -> Submission:
-    """Return the checked runs of a sweep, of which at most `at_most` run at a time."""
+    """Return the checked runs of a sweep. At most `at_most` of them run at a time."""
     options = choose_to_submit(options, console)
     name = ""
     jobs: list[Job] = []

@@ -256,8 +256,8 @@ def _refuse_unfit(run: RunDir, *, waiting: bool) -> RunStatus:
     running = bool(last) and last[0].state is State.RUNNING
     if lost and running and age_s is not None and age_s < _SILENT_S:
         raise NotYetError(
-            f"{name} is LOST, but its last heartbeat was {age_s:.0f} s ago: if no other follows, "
-            f"resume it in {_SILENT_S - age_s:.0f} s"
+            f"{name} is LOST, but its last heartbeat was {age_s:.0f} s ago: if no other heartbeat "
+            f"follows, resume it in {_SILENT_S - age_s:.0f} s"
         )
     return status
 
@@ -274,15 +274,15 @@ def _refuse_start_over(run: RunDir, *, takes: bool) -> None:
     if left and left.option:
         raise RunError(
             f"{run.name} was submitted without a checkpoint option, so it would start at step 0 "
-            f"and might overwrite {left} in its directory. To pass that to the script with its "
-            f"own option, run trnslurm resume {run.name} {left.words}. If the script finds it "
-            f"itself, run trnslurm resume {run.name} --force"
+            f"and might overwrite {left} in its directory. To pass these files to the script with "
+            f"its own option, run trnslurm resume {run.name} {left.words}. If the script finds "
+            f"them itself, run trnslurm resume {run.name} --force"
         )
     if left:
         raise RunError(
             f"{run.name} has not reported a checkpoint, so it would start at step 0 and might "
-            f"overwrite {left} in its directory. If the script finds that itself, run trnslurm "
-            f"resume {run.name} --force. If not, submit it again, and pass "
+            f"overwrite {left} in its directory. If the script finds these files itself, run "
+            f"trnslurm resume {run.name} --force. If not, submit the script again, and pass "
             f"{run.path}/{left.newest} with its own option"
         )
 
