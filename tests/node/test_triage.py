@@ -1140,7 +1140,7 @@ def test_the_traceback_in_torchruns_report_is_read(run) -> None:
 def test_the_last_lines_are_shown_where_nothing_looks_like_an_error(run) -> None:
     log(run, 0, "step 1\nstep 2\n")
     assert (found(run).name, found(run).lines) == ("", ("step 1", "step 2"))
-    assert "these are the last ones" in found(run).cause
+    assert "these are the last lines" in found(run).cause
 
 
 def test_a_node_that_waits_in_vain_is_not_blamed(run) -> None:

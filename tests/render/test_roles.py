@@ -86,7 +86,7 @@ def test_roles_are_more_nodes_of_the_job(site, cli, project) -> None:
         ),
         ([*settings(SERVE), "--", "{rollout.uls}"], 'placeholder {rollout.uls} (did you mean "u'),
         ([*settings(SERVE), "--", "{port}"], "argument '{port}': unknown placeholder {port}"),
-        (settings(SERVE, "roles.rollout.spares=1"), "roles with spares: a job ends with its first"),
+        (settings(SERVE, "roles.rollout.spares=1"), "roles with spares: a job ends if its first"),
         ([*settings(SERVE, "slurm.max_nodes=9"), "--nodes", "2-4"], "pass a single number to "),
         (settings(SERVE, "slurm.max_nodes=1"), "--nodes 1 and 1 for roles is more than slurm.max"),
         (settings(SERVE, "roles.rollout.sbatch=[--qos=x]"), "have their own options: set roles"),

@@ -157,7 +157,7 @@ def test_from_a_minimal_checkpoint_the_moments_begin_anew(trainings):
     assert manifest.kinds == ["parameter"]
     full = prove(last_checkpoint(trainings, "elastic"))
     assert manifest.num_bytes < 0.4 * full.num_bytes
-    said = "note: it has no optimizer state, so the moments start at zero, as at step 0"
+    said = "note: the checkpoint has no optimizer state, so the moments start at zero, as at step 0"
     assert trainings.outputs[-1].count(said) == 1
     assert trainings.outcome("minimal").column("step") == list(range(1, STEPS + 1))
 

@@ -102,7 +102,8 @@ class Environment:
                 raise ConfigError(f"{path}: this environment does not exist here")
             if not path.endswith("/bin/activate"):
                 raise ConfigError(
-                    f"{path} is in the project, but the job sets its environment up earlier"
+                    f"{path} is in the project, but the job sets up its environment before the "
+                    "project is in place"
                 )
             path = str(here)
             texts = [shlex.quote(path), *texts[1:]]

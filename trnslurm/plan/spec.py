@@ -405,8 +405,8 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: Dev
         )
     if spares and nodes == 1 and config.cluster.slurm.min_nodes is None:
         raise ConfigError(
-            f"--spares {spares}: a job ends with its first node, so a run on one node cannot use "
-            "spares: omit the option"
+            f"--spares {spares}: a job ends if its first node is lost, so spares cannot help a run "
+            "on one node: omit the option"
         )
     served = nodes_of_roles(config, apart=False)
     if limit is not None and nodes + spares + served > limit:
@@ -429,8 +429,8 @@ def _check_nodes(config: Config, instance: InstanceType, nodes: int, device: Dev
 def _check_roles(config: Config, nodes: int) -> None:
     if nodes == 1 and any(role.spares for role in roles_of(config)):
         raise ConfigError(
-            "roles with spares: a job ends with its first node, so a run on one node cannot use "
-            "spares: remove the roles' spares, or pass --nodes 2"
+            "roles with spares: a job ends if its first node is lost, so spares cannot help a run "
+            "on one node: remove the roles' spares, or pass --nodes 2"
         )
     if config.recipe.roles and config.cluster.slurm.min_nodes not in (None, nodes):
         raise ConfigError(

@@ -77,7 +77,8 @@ def test_a_minimal_checkpoint_begins_the_moments_anew(team, capsys):
     capsys.readouterr()
     assert again.resume() == 7
     assert (
-        "note: it has no optimizer state, so the moments start at zero" in capsys.readouterr().out
+        "note: the checkpoint has no optimizer state, so the moments start at zero"
+        in capsys.readouterr().out
     )
     [optimizer, *_] = again.optimizers
     for name, parameter, holder in optimizer._triples():

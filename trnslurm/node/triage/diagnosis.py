@@ -328,7 +328,7 @@ def _of_last_lines(run: Path, phase: str, attempt: int, evidence: Evidence) -> F
         if not lines:
             return None
         place = end
-        cause = "unknown: no line looks like an error, and these are the last ones"
+        cause = "unknown: no line looks like an error, and these are the last lines"
         fix = f"read {place}, and check sacct -j JOB -o state,exitcode,reason"
     return _of_lines(lines, known, (cause, fix), place, phase, attempt)
 

@@ -173,14 +173,17 @@ class Checkpoints:
         )
         if fresh:
             self._device.say(
-                "note: it has no optimizer state, so the moments start at zero, as at step 0"
+                "note: the checkpoint has no optimizer state, so the moments start at zero, as at "
+                "step 0"
             )
         frozen = [name for name in optimizer.frozen if name not in manifest.frozen]
         for change, names in (("frozen", frozen), ("trained again", thawed)):
             if names:
                 self._device.say(f"note: now {change}: {', '.join(shorten(names))}")
         for kind in self._kept.keys() - manifest.kept.keys():
-            self._device.say(f"note: it has no {kind}, which starts as the job created it")
+            self._device.say(
+                f"note: the checkpoint has no {kind}, so it starts with the job's initial values"
+            )
         for change in differences(manifest.settings, self._settings):
             self._device.say(f"note: {change}")
 
