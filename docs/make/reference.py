@@ -1,23 +1,29 @@
-"""Make the reference of what the code itself declares: commands.md, keys.md and environment.md.
+"""Make the reference of what the code itself declares: commands, keys, variables and Python.
 
     make goldens
 
-A test compares, so the pages lack no command, option, key or variable.
+A test compares, so the pages lack no command, option, key, variable or function.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
 
+import trnslurm
+from trnslurm.api.arguments import FIELD_OF, SubmitArguments
 from trnslurm.cli import cli
 from trnslurm.config.recipes import RECIPE_KEYS
 from trnslurm.config.schema import Cluster, Recipe
@@ -77,11 +83,73 @@ _GROUPS = {
     "A [custom script](scripts.md), a server or a notification command can read these:": _SCRIPTS,
     "The programs of a job use these among themselves. They may change with any version:": _OTHERS,
 }
+_API = """\
+# Python API
+
+Every public name of the package, with its signature and its docstring. `help(trnslurm.submit)`
+prints the same text. [From Python](python.md) shows how to use these functions, and
+[your own script](scripts.md#three-calls) what a training script calls.
+
+`PathLike` is `str | os.PathLike[str]`, `Paths` is a `PathLike` or a sequence of them, and
+`Settings` is `Mapping[str, Any] | Sequence[str]`.
+"""
+_PROGRAMS = """
+## In a program or a notebook
+
+These functions do what the commands of the same name do. They print nothing and ask nothing.
+"""
+_ARGUMENTS = """
+## Arguments of a job
+
+`plan`, `render`, `submit`, `sweep` and `each_checkpoint` take these arguments, as does each stage
+of a `pipeline`. They are the [options](commands.md#trnslurm-submit) of the commands, so a value is
+checked in the same way.
+
+| argument | option | type | meaning |
+|---|---|---|---|
+"""
+_CALLS = """
+## In a training script
+
+These functions also work without the launcher and without a run. `save`, `load` and `loader` need
+PyTorch.
+"""
+_CLASSES = """
+## Classes
+
+The functions return objects of these classes.
+"""
+_JOBS = """
+## For recipes and callbacks
+
+Jobs of recipes import these from `trnslurm.train`, as do scripts with a Trainer of their own.
+"""
+_ERRORS = """
+## Errors and warnings
+"""
+_IN_SCRIPTS = (
+    *("report", "should_stop", "saved", "servers", "save", "load"),
+    *("batches", "loader", "mix", "dataset"),
+)
+# What the functions return, besides the classes of the package itself.
+_RETURNED = {
+    "trnslurm.runs.status": ("RunStatus",),
+    "trnslurm.render.bundle": ("Bundle",),
+    "trnslurm.samples.batches": ("Batches", "Step", "MicroBatch"),
+    "trnslurm.samples.loader": ("Loader",),
+    "trnslurm.samples.mixture": ("Mix",),
+    "trnslurm.datasets.open": ("Dataset",),
+}
+# What only trnslurm itself calls.
+_OURS = ("between", "counts", "facts", "rows", "samples_at", "span", "write")
+_NAMES_OF_OPTIONS = {"from_run": "--from", "settings": "--set", "arguments": "after `--`"}
+_WIDE = 88
 
 
 def files() -> dict[str, str]:
     """Return the text of each page by its name."""
     return {
+        "api.md": "".join(_api()),
         "commands.md": "".join(_commands()),
         "keys.md": "".join(_keys()),
         "environment.md": "".join(_variables()),
@@ -183,6 +251,174 @@ def _variables() -> Iterator[str]:
         yield "\n| variable | meaning |\n|---|---|\n"
         for each in chosen:
             yield f"| `{each.value}` | {_cell(_prose(each.meaning))} |\n"
+
+
+def _api() -> Iterator[str]:
+    public = {name: getattr(trnslurm, name) for name in trnslurm.__all__}
+    programs = [n for n in public if inspect.isfunction(public[n]) and n not in _IN_SCRIPTS]
+    errors = [n for n in public if inspect.isclass(public[n]) and issubclass(public[n], Exception)]
+    classes = [public[n] for n in public if n not in (*programs, *_IN_SCRIPTS, *errors)]
+    for module, names in _RETURNED.items():
+        classes += [getattr(importlib.import_module(module), name) for name in names]
+    yield f"{_API}\n| name | what it does |\n|---|---|\n"
+    for name in (*programs, *_IN_SCRIPTS):
+        yield f"| [`{name}`](#{name}) | {_cell(_prose(_summary(public[name])))} |\n"
+    for cls in classes:
+        link = f"[`{cls.__name__}`](#class-{cls.__name__.lower()})"
+        yield f"| {link} | {_cell(_prose(_summary(cls)))} |\n"
+    yield _PROGRAMS
+    for name in programs:
+        yield from _function(name, name, public[name])
+    yield _ARGUMENTS
+    yield from _arguments_of_a_job()
+    yield _CALLS
+    for name in _IN_SCRIPTS:
+        yield from _function(name, name, public[name])
+    yield _CLASSES
+    for cls in classes:
+        yield from _class(cls)
+    yield _JOBS
+    yield from _of_jobs()
+    yield _ERRORS
+    for name in errors:
+        above = public[name].__bases__[0].__name__
+        yield f"\n### {name}\n\n    class {name}({above})\n"
+        yield from _docstring(public[name])
+
+
+def _function(title: str, name: str, function: Any) -> Iterator[str]:
+    level = "####" if "." in title else "###"
+    yield f"\n{level} {title}\n\n{_signature(name, inspect.signature(function))}"
+    yield from _docstring(function)
+
+
+def _signature(name: str, found: inspect.Signature) -> str:
+    """Return a signature as code, on several lines if it is long."""
+    parts: list[str] = []
+    for parameter in found.parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        parts.append(str(parameter.replace(annotation=_Bare.of(parameter.annotation))))
+    returned = inspect.formatannotation(_Bare.of(found.return_annotation))
+    returns = "" if found.return_annotation is found.empty else f" -> {returned}"
+    line = f"{name}({', '.join(parts)}){returns}"
+    if len(line) <= _WIDE:
+        return f"    {line}\n"
+    lines = "".join(f"        {part},\n" for part in parts)
+    return f"    {name}(\n{lines}    ){returns}\n"
+
+
+class _Bare(str):
+    """An annotation as its author wrote it; inspect would add quotation marks."""
+
+    __repr__ = str.__str__
+
+    @classmethod
+    def of(cls, annotation: Any) -> Any:
+        return cls(annotation) if isinstance(annotation, str) else annotation
+
+
+def _arguments_of_a_job() -> Iterator[str]:
+    command = cli.get_command(click.Context(cli), "submit")
+    assert command is not None
+    options = {each.name: each for each in command.params if isinstance(each, click.Option)}
+    for name, kind in SubmitArguments.__annotations__.items():
+        option = options.get(FIELD_OF.get(name, name))
+        written = f"`{option.opts[-1]}`" if option else _NAMES_OF_OPTIONS[name]
+        meaning = option.help or "" if option else "Arguments of a custom script."
+        accepted = getattr(kind, "__forward_arg__", kind)
+        cells = (f"`{name}`", written, f"`{accepted}`", _prose(meaning))
+        yield f"| {' | '.join(map(_cell, cells))} |\n"
+
+
+def _class(cls: type) -> Iterator[str]:
+    yield f"\n### class {cls.__name__}\n"
+    constructor = vars(cls).get("__init__")
+    if constructor is not None and constructor.__doc__:
+        shown = inspect.signature(cls).replace(return_annotation=inspect.Signature.empty)
+        yield f"\n{_signature(cls.__name__, shown)}"
+    yield from _docstring(cls)
+    if constructor is not None and constructor.__doc__:
+        yield from _docstring(constructor)
+    if attributes := [*_attributes(cls)]:
+        yield "\n| attribute | type | meaning |\n|---|---|---|\n"
+        for name, kind, meaning in attributes:
+            yield f"| `{name}` | `{_cell(kind)}` | {_cell(_prose(meaning))} |\n"
+    for name, value in vars(cls).items():
+        if inspect.isfunction(value) and value.__doc__ and name[0] != "_" and name not in _OURS:
+            yield from _function(f"{cls.__name__}.{name}", name, value)
+
+
+def _attributes(cls: type) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, type and docstring of each public field and property."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    own = next((n for n in tree.body if getattr(n, "name", "") == "__init__"), None)
+    inside = own.body if isinstance(own, ast.FunctionDef) else []
+    for body in (tree.body, inside):
+        for node, after in pairwise([*body, ast.Pass()]):
+            if isinstance(node, ast.AnnAssign):
+                name, words = ast.unparse(node.target).removeprefix("self."), _text_of(after)
+                if name[0] != "_" and (words or body is tree.body):
+                    yield name, ast.unparse(node.annotation), words
+    for name, value in vars(cls).items():
+        if isinstance(value, property | cached_property) and name[0] != "_":
+            get = value.fget if isinstance(value, property) else value.func
+            returned = inspect.signature(get).return_annotation if get else ""
+            yield name, str(returned), " ".join((get.__doc__ or "").split()) if get else ""
+
+
+def _text_of(node: ast.stmt) -> str:
+    """Return the docstring that a statement is, or an empty string."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return " ".join(str(node.value.value).split())
+    return ""
+
+
+def _of_jobs() -> Iterator[str]:
+    """Yield what the pages import, as the source has it: an import would need every library."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
+    lines = re.findall(r"^ +from (trnslurm\.train[\w.]*) import (.*)$", pages, re.MULTILINE)
+    for module, name in sorted({(m, name) for m, names in lines for name in names.split(", ")}):
+        source = (DOCS.parent / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        node = next(n for n in ast.parse(source).body if getattr(n, "name", "") == name)
+        assert isinstance(node, ast.FunctionDef | ast.ClassDef)
+        if isinstance(node, ast.FunctionDef):
+            returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+            shown = f"{name}({ast.unparse(node.args)}){returns}"
+        else:
+            shown = f"class {name}({', '.join(map(ast.unparse, node.bases))})"
+        yield f"\n### {module}.{name}\n\n    {shown}\n"
+        yield from _paragraphs(ast.get_docstring(node) or "")
+
+
+def _docstring(thing: Any) -> Iterator[str]:
+    return _paragraphs(inspect.getdoc(thing) or "")
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    """Yield a docstring as Markdown, in which pages and names are links and code stays code."""
+    for paragraph in text.split("\n\n"):
+        lines = paragraph.splitlines()
+        if all(line.startswith("    ") for line in lines):
+            yield f"\n{paragraph}\n"
+        else:
+            yield f"\n{_with_links(_prose(' '.join(paragraph.split())))}\n"
+
+
+def _with_links(text: str) -> str:
+    def link(found: re.Match[str]) -> str:
+        page = DOCS / found[1].replace("\\", "")
+        title = page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        return f"[{title}]({page.name})"
+
+    return re.sub(r"\bdocs/([\w\\]+\.md)", link, text)
+
+
+def _summary(thing: Any) -> str:
+    return " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split())
 
 
 def _prose(text: str) -> str:

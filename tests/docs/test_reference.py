@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("page", ["commands.md", "keys.md", "environment.md"])
+@pytest.mark.parametrize("page", ["api.md", "commands.md", "keys.md", "environment.md"])
 def test_it_is_of_this_code(page: str) -> None:
     spec = importlib.util.spec_from_file_location("reference", ROOT / "docs/make/reference.py")
     assert spec and spec.loader

@@ -55,6 +55,7 @@ class Bundle(Frozen):
     """All files of a rendered job, by their paths inside the bundle's directory."""
 
     files: Mapping[str, bytes]
+    """File names and contents."""
     known: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Known checksums of some of the files."""
 

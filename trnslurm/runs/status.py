@@ -42,15 +42,25 @@ class RunStatus(Frozen):
     """The state of a run, its phases and attempts, and its latest metrics."""
 
     run: str
+    """The name of the run."""
     path: str
+    """The run directory."""
     state: State
+    """The state, one word."""
     reason: str
+    """The reason for the state, or empty."""
     recipe: str
+    """The name of the recipe or of the script."""
     preset: str | None
+    """The preset, or None without one."""
     cluster: str
+    """The name of the cluster profile."""
     nodes: int
+    """The number of nodes."""
     created: str
+    """The time of the submission, in UTC."""
     phases: tuple[PhaseStatus, ...]
+    """The state, the job and the nodes of each phase."""
     after: str
     """The run from whose result this run starts, or empty."""
     needs: tuple[str, ...]
@@ -82,6 +92,7 @@ class RunStatus(Frozen):
 
     @property
     def final(self) -> bool:
+        """Whether the run has ended for good."""
         return self.state.final
 
     @property

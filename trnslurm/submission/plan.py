@@ -37,8 +37,11 @@ class Plan(Frozen):
     """The batch, memory, hours and cost of a recipe by node count, shown as a table."""
 
     recipe: str
+    """The name of the recipe, or the path of the script."""
     preset: str | None
+    """The preset, or None without one."""
     cluster: str
+    """The name of the cluster profile."""
     specs: Sequence[JobSpec]
     """The job for each node count on which it can run."""
     refused: Mapping[int, TrnslurmError]
