@@ -19,6 +19,12 @@ from ..processes import Done, run_process
 
 ROOT = Path(__file__).parents[2]
 MAKE = "docs/make/site.py"
+# Words that people search for, and the page that must be one of the first three results.
+WORDS = {
+    "max_nodes": "profiles", "gpu": "scripts", "OOM": "faq", "FAQ": "faq", "migration": "migration",
+    "quickstart": "index", "preemption": "faq", "requeue": "faq", "EFA": "faq", "wandb": "watch",
+    "NCCL timeout": "faq", "resume": "guide", "checkpoint": "checkpoints", "submit": "api",
+}  # fmt: skip
 _TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 # The search's window and its fields are in a tree of its own.
 _SEARCH = "[...document.querySelectorAll('body > div')].map(e => e.shadowRoot).find(e => e)"
@@ -162,23 +168,41 @@ def test_a_phone_breaks_no_name_and_shows_terminals_readably(
     assert chromium.run(_TOO_WIDE) <= 0
 
 
+def open_search(chromium: Browser, root: str) -> None:
+    chromium.open(f"{root}/index.html")
+    chromium.until(f"!!(document.querySelector('.md-search__button') && {_SEARCH})")
+    chromium.run("document.querySelector('.md-search__button').click()")
+    chromium.until(f"{_SEARCH}.activeElement?.tagName === 'INPUT'")
+
+
+def search(chromium: Browser, root: str, words: str) -> list[str]:
+    """Type words into the open search, and return where the results lead, best first."""
+    links = f"[...{_SEARCH}.querySelectorAll('a')].map(a => a.href)"
+    chromium.run(f"{_SEARCH}.activeElement.select()")
+    chromium.ask("Input.dispatchKeyEvent", type="keyDown", key="Backspace", windowsVirtualKeyCode=8)
+    chromium.until(f"{links}.length === 0")
+    chromium.ask("Input.insertText", text=words)
+    chromium.until(f"{links}.length > 0")
+    asked = f"?h={words.replace(' ', '+')}"
+    return [link.removeprefix(f"{root}/").replace(asked, "") for link in chromium.run(links)]
+
+
 @pytest.mark.parametrize("place", ["server", "disk"])
 def test_the_search_finds_a_word(site: Path, served: str, chromium: Browser, place: str) -> None:
     root = served if place == "server" else site.as_uri()
     chromium.said.clear()
     chromium.requested.clear()
-    chromium.open(f"{root}/index.html")
-    chromium.until(f"!!(document.querySelector('.md-search__button') && {_SEARCH})")
-    chromium.run("document.querySelector('.md-search__button').click()")
-    chromium.until(f"{_SEARCH}.activeElement?.tagName === 'INPUT'")
-    for letter in "preemption":
-        chromium.ask("Input.dispatchKeyEvent", type="keyDown", text=letter)
-    to = "/review.html?h=preemption#how-a-run-ends"
-    links = f"[...{_SEARCH}.querySelectorAll('a')].map(a => a.href)"
-    chromium.until(f"{links}.some(link => link.startsWith('{root}{to}'))")
-    assert chromium.run(f"{_SEARCH}.activeElement.value") == "preemption"
+    open_search(chromium, root)
+    assert any(a.startswith("review.html#how-a-run") for a in search(chromium, root, "preemption"))
     assert chromium.said == []
     assert all(a.startswith((f"{root}/", "data:")) for a in chromium.requested)
+
+
+def test_the_search_puts_the_fitting_page_first(served: str, chromium: Browser) -> None:
+    open_search(chromium, served)
+    for words, page in WORDS.items():
+        first = [link.partition(".html")[0] for link in search(chromium, served, words)[:3]]
+        assert page in first, words
 
 
 def test_a_long_message_wraps(served: str, chromium: Browser) -> None:
