@@ -86,9 +86,9 @@ class Machine:
         """Return the directory of the newest run."""
         return max((self.home / "trnslurm-runs").iterdir())
 
-    def until_step(self, step: int) -> None:
-        """Wait until the newest run has done a step."""
-        metrics = self.newest() / "metrics.jsonl"
+    def until_step(self, step: int, run: str = "") -> None:
+        """Wait until a run has done a step, by default the newest one."""
+        metrics = (self.home / "trnslurm-runs" / run if run else self.newest()) / "metrics.jsonl"
         until(lambda: metrics.exists() and f'"step": {step},' in metrics.read_text())
 
 
@@ -187,14 +187,13 @@ def status(machine: Machine) -> None:
 
 
 def faults(machine: Machine) -> None:
-    """Record top of a run, and its report: it loses a node, and is resumed on another number."""
+    """Record the report of a run: it loses a node, and is resumed on another number."""
     machine.run("trnslurm sandbox up -q --set SlurmdTimeout=10 --set KillWait=5 "
                 "--set AuthInfo=cred_expire=5")  # fmt: skip
     local, machine.environ["TRNSLURM_CLUSTER"] = machine.environ["TRNSLURM_CLUSTER"], "sandbox"
     machine.run("trnslurm submit gpt2_zero1 --nodes 2 --set steps=600 --set device=cpu "
                 "--set train.save_every=50")  # fmt: skip
     machine.until_step(180)
-    top(machine, "top-200x50.svg", 200, 50, open_first=True)
     machine.run("trnslurm sandbox fault 2 power-off")
     machine.until_step(400)
     machine.run("trnslurm cancel last; trnslurm watch last || true; trnslurm resume last --nodes 1")
@@ -205,11 +204,15 @@ def faults(machine: Machine) -> None:
 
 
 def sweep(machine: Machine) -> None:
-    """Record the report of a sweep, and the list of all runs."""
-    machine.run("trnslurm submit gpt2_zero1 --set steps=200 --set device=cpu "
+    """Record top while the third run of a sweep trains, and the report of the sweep."""
+    machine.run("trnslurm submit gpt2_zero1 --set steps=300 --set device=cpu --detach "
                 "--sweep train.lr=1e-3,5e-3 --sweep seed=1,2")  # fmt: skip
-    figures(machine, machine.newest().name.rpartition("-")[0], "sweep", "loss")
-    top(machine, "top-80x24.svg", 80, 24)
+    name = machine.newest().name.rpartition("-")[0]
+    machine.until_step(100, f"{name}-3")
+    top(machine, "top-list.svg", 90, 14)
+    top(machine, "top-run.svg", 100, 34, f"{name}-3")
+    machine.run(f"trnslurm watch {name}-4")
+    figures(machine, name, "sweep", "loss")
 
 
 def roles(machine: Machine) -> None:
@@ -299,14 +302,14 @@ def kill(directory: Path, word: bytes) -> None:
     raise SystemExit(f"no process {word!r} in {directory}")
 
 
-def top(machine: Machine, name: str, columns: int, rows: int, *, open_first: bool = False) -> None:
-    """Record top: the list of runs, or the newest run."""
+def top(machine: Machine, name: str, columns: int, rows: int, run: str = "") -> None:
+    """Record top: the list of runs, or one run."""
     terminal = Terminal(machine, columns, rows)
-    terminal.type("exec trnslurm top")
-    terminal.wait(lambda shown: " active, at " in shown and "-gpt2_zero1" in shown)
-    if open_first:
-        terminal.press("Enter")
+    terminal.type(f"exec trnslurm top {run}")
+    if run:
         terminal.wait(lambda shown: "▁" in shown and "grad_norm" in shown)  # its log, too
+    else:
+        terminal.wait(lambda shown: " active, at " in shown and "-gpt2_zero1" in shown)
     terminal.picture(name, "top")
     terminal.close()
 
@@ -338,9 +341,8 @@ MADE = {
     plan: ("plan.svg",),
     submit: ("submit.svg", "plain-loss.png", "plain-step-time.png"),
     status: ("status.svg",),
-    faults: ("top-200x50.svg", "killed-loss.png", "killed-timeline.png",
-             "report.png"),
-    sweep: ("sweep-loss.png", "top-80x24.svg"),
+    faults: ("killed-loss.png", "killed-timeline.png", "report.png"),
+    sweep: ("sweep-loss.png", "top-list.svg", "top-run.svg"),
     roles: ("roles-timeline.png",),
     on_slurm: ("follow.svg", "pipelines.svg"),
     drawings: ("submit-path.svg", "parts-of-a-run.svg", "states.svg"),

@@ -205,6 +205,38 @@ def test_the_search_puts_the_fitting_page_first(served: str, chromium: Browser) 
         assert page in first, words
 
 
+def test_a_phone_reads_tables_from_top_to_bottom(served: str, chromium: Browser) -> None:
+    """Two columns of code come one after the other; each key of the reference is an entry."""
+    chromium.open(f"{served}/index.html", width=390)
+    cells = "[...document.querySelector('table:has(pre)').querySelectorAll('th, td')]"
+    lefts = chromium.run(f"{cells}.map(c => Math.round(c.getBoundingClientRect().left))")
+    tops = chromium.run(f"{cells}.map(c => c.getBoundingClientRect().top)")
+    assert len({*lefts}) == 1 and tops[0] < tops[2] < tops[4] < tops[1] < tops[3] < tops[5]
+    for page in ("keys", "commands", "environment", "api"):
+        chromium.open(f"{served}/{page}.html", width=390)
+        rights = "[...document.querySelectorAll('td')].map(c => c.getBoundingClientRect().right)"
+        assert max(chromium.run(rights)) <= 390, page
+        assert chromium.run(_TOO_WIDE) <= 0, page
+
+
+def test_warnings_are_boxes_and_code_has_colors(site: Path) -> None:
+    front, api = (site / "index.html").read_text(), (site / "api.html").read_text()
+    assert re.search(r'class="admonition warning">\s*<p class="admonition-title">Status</p>', front)
+    assert "[!WARNING]" not in "".join(page.read_text() for page in site.glob("*.html"))
+    assert 'class="kc">None</span>' in api and "<code>str |<wbr> None</code>" in api
+    assert re.search(r"trnslurm \d+\.\d+\.\d+, Apache-2.0", front)
+
+
+def test_a_page_of_more_than_ten_minutes_is_a_warning(tmp_path: Path) -> None:
+    root = copy_of_the_repository(tmp_path)
+    code, link = "    code of no reader\n" * 4000, "[is](a-link-with-many-words-in-it.md)"
+    for name, words in (("data", 2301), ("keys", 9999), ("watch", 2299)):
+        (root / f"docs/{name}.md").write_text(f"{link} {'word ' * (words - 1)}\n\n{code}")
+    done = made(root, root / "made")  # it ends at the dead link
+    assert "warning: docs/data.md: takes 11 minutes to read: split it\n" in done.err
+    assert "docs/keys.md: takes" not in done.err and "docs/watch.md: takes" not in done.err
+
+
 def test_a_long_message_wraps(served: str, chromium: Browser) -> None:
     chromium.open(f"{served}/troubleshooting.html", width=390)
     ends = "[...document.querySelectorAll('.message')].map(m => m.getBoundingClientRect().right)"

@@ -17,7 +17,7 @@ from trnslurm.cli.options import (
     spec_options,
     workspace_option,
 )
-from trnslurm.cli.output import Terminal, echo_json, echo_table
+from trnslurm.cli.output import Terminal, echo_json, echo_table, echo_text
 from trnslurm.config.load import describe, resolve
 from trnslurm.config.pipeline import is_pipeline
 from trnslurm.config.recipes import presets_of
@@ -196,8 +196,9 @@ def plan_command(nodes: str | int, console: Terminal, **options: Any) -> None:
         graphs = plan_lines(found.specs, job.workspace)
         data = describe_foreign(found.specs[0].config)
         of_data = [data] if data else []
-        for line in (*found.lines(), *of_data, *graphs, *([] if asked else found.not_on())):
-            click.echo(line)
+        click.echo("\n".join(found.lines()))
+        for line in (*of_data, *graphs, *([] if asked else found.not_on())):
+            echo_text(line)
     if refused and asked:
         raise TrnslurmError("; ".join(f"{count(n, 'node')}: {error}" for n, error in refused))
 
