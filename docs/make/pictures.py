@@ -205,10 +205,10 @@ def faults(machine: Machine) -> None:
 
 def sweep(machine: Machine) -> None:
     """Record top while the third run of a sweep trains, and the report of the sweep."""
-    machine.run("trnslurm submit gpt2_zero1 --set steps=300 --set device=cpu --detach "
+    machine.run("trnslurm submit gpt2_zero1 --set steps=200 --set device=cpu --detach "
                 "--sweep train.lr=1e-3,5e-3 --sweep seed=1,2")  # fmt: skip
     name = machine.newest().name.rpartition("-")[0]
-    machine.until_step(100, f"{name}-3")
+    machine.until_step(40, f"{name}-3")
     top(machine, "top-list.svg", 90, 14)
     top(machine, "top-run.svg", 100, 34, f"{name}-3")
     machine.run(f"trnslurm watch {name}-4")
