@@ -1101,6 +1101,9 @@ def test_an_unknown_exception_is_read_by_its_class_and_words(run) -> None:
     assert found(run).fix.startswith("read the message, and the frames that lead from io.py")
     lines.insert(1, '  File "train.py", line 7')
     log(run, 0, "\n".join(lines).format("alpha is unknown"))
+    assert found(run).fix.endswith("lead from train.py, line 7 into abc")
+    lines[-2:] = ["    raise TypeError(path)", "TypeError: {}"]
+    log(run, 0, "\n".join(lines).format("alpha is unknown"))
     assert found(run).fix.endswith(" line 7 into abc; if that is right, try another version of abc")
     assert '  File "/x/site-packages/abc/io.py", line 5' in found(run).lines  # raised there
     log(run, 0, "\n".join(lines).format("alpha is 0. Please file an issue on GitHub."))

@@ -623,7 +623,7 @@ def test_the_argument_by_which_a_script_continues_is_added(site, fake_slurm, cli
     (project / "train.py").write_text(source)
     submit = ("submit", "./train.py", *CPU, *TIME)
     said = cli(*submit, "--dry-run").err
-    assert "Added --resume {resume}, so that the script resumes after a crash\n" in said
+    assert "Added --resume {resume}, so that the script resumes from its checkpoint\n" in said
     assert "Added" not in cli(*submit, "--dry-run", "--", "--resume", "x.pt").err
     files = rendered(site, cli, "./train.py", "--launcher", "python", "--", "--lr", "1")
     assert "TRNSLURM_RESUMES=added\n" in files["train.sbatch"]

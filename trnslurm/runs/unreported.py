@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from trnslurm.config.continuing import (
@@ -42,6 +43,7 @@ _MARKS = {".metadata", "random_states_0.pkl"}
 _OF_TRAINER, _STATE_OF_TRAINER = re.compile(r"checkpoint-\d+"), "trainer_state.json"
 # DeepSpeed and Megatron write the name of the newest complete checkpoint to a file next to it.
 _POINTERS = {"latest": "{}", "latest_checkpointed_iteration.txt": "iter_{:0>7}"}
+_MOST_COMPARED = 16
 _FILE = re.compile(
     r".*\.ckpt|.*(ckpt|checkpoint|chkpt|snapshot|last|latest|best|epoch|step|iter|state|model).*"
     r"\.(pt|pth|pth\.tar|pth\.gz|tar)|(\d+)\.(pt|pth)",
@@ -115,7 +117,7 @@ def unreported(run: RunDir, *, takes: bool | None = None) -> Unreported | None:
         for path in _traces(each):
             name = path.relative_to(run.path)
             with suppress(OSError):  # the script has deleted it
-                if not same(path, run.code / "project" / Path(*name.parts[1:])):
+                if not _is_copy(path, run.code / "project" / Path(*name.parts[1:])):
                     left[str(name)] = path.lstat().st_mtime
     ordered = sorted(left, key=lambda name: left[name], reverse=True)
     if not ordered and wrote and b'"$TRNSLURM_RESUME"' in text_of(run.path / NODE_SCRIPT):
@@ -184,6 +186,15 @@ def _traces(directory: Path) -> Iterator[Path]:
         for entry in named.values():
             if _FILE.fullmatch(entry.name) and _is_trace(entry):
                 yield here / entry.name
+
+
+def _is_copy(path: Path, ours: Path) -> bool:
+    """Check whether a file, or each file of a directory, is identical to the project's."""
+    if not path.is_dir():
+        return same(path, ours)
+    files = (here / name for here, named, _ in walk(path) for name in named)
+    some = [*islice((file for file in files if file.is_file()), _MOST_COMPARED)]
+    return bool(some) and all(same(file, ours / file.relative_to(path)) for file in some)
 
 
 def _is_trace(entry: os.DirEntry[str]) -> bool:

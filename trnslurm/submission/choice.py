@@ -184,7 +184,7 @@ def _arguments_of(options: JobOptions, console: Console) -> tuple[Sequence[str],
     entry = Entry(str(base.tree["entry"]))
     own, others = sources_of(entry, project)
     if added := continuing_words(own, others, arguments):
-        console.say(f"Added {' '.join(added)}, so that the script resumes after a crash")
+        console.say(f"Added {' '.join(added)}, so that the script resumes from its checkpoint")
     if is_of_hydra(own, [*arguments, *added]):
         arguments, added = quoted_for_hydra(arguments), quoted_for_hydra(added)
     return arguments, added

@@ -59,6 +59,8 @@ _FOR_AUTHORS = re.compile(
 )
 """Matches advice for those who write the package, not for those who use it."""
 _MAX_ADVICE = 160
+_OF_INTERFACES = {"TypeError", "AttributeError", "ImportError", "ModuleNotFoundError", "NameError"}
+"""Exceptions that may mean that the versions of two packages do not fit."""
 _LAST_ERROR = "Last error:"
 _MICRO_BATCH = "batch.micro_batch"
 _EXIT_CODE = re.compile(r"\bexit code (\d+)")
@@ -125,7 +127,7 @@ def _of_lines(case: Case) -> Advice:
             if package:  # the script passed the wrong thing, or the installation is at fault
                 by = f"{UNKNOWN}{package} raised"
                 do = f"read the message, and the frames that lead from {at} into {package}"
-                do += _of_versions(suspect, package)
+                do += _of_versions(suspect, package) if kind in _OF_INTERFACES else ""
             origin = raised_from(suspect.lines)[0].rpartition(".")[2]
             kind += f" from {origin}" if origin else ""
             return Advice(
