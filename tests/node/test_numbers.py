@@ -284,6 +284,18 @@ def test_an_attempt_reads_only_its_own(run: RunFiles, log) -> None:
     assert look(numbers, run, 40, end=True)[1:] == [line(60, "trainer", attempt=2, loss=2.25)]
 
 
+def test_a_table_that_continues_or_starts_over(run: RunFiles, log) -> None:
+    table = run.path / "work/metrics.csv"
+    table.parent.mkdir(exist_ok=True)
+    table.write_text("step,loss\n1,4.5\n2,4.0\n")
+    log("")
+    for attempt, text, steps in ((2, "1,4.5\n2,4.0\n3,3.5\n", [3]), (3, "2,4.2\n3,3.2\n", [2, 3])):
+        numbers = Numbers(attempt)
+        table.write_text(f"step,loss\n{text}")
+        seen = look(numbers, run, 0, 20, end=True)
+        assert [told["step"] for told in seen if told["attempt"] == attempt] == steps
+
+
 def test_files_outside_of_the_run(
     run: RunFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

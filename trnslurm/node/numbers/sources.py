@@ -217,10 +217,9 @@ class Table(Source):
         """Skip rows of earlier attempts."""
         super().__init__()
         self._marks = {p: _mark(p) for p in old if p.name == table.NAME}
-        self._done: dict[Path, int] = {}
         self._files: list[Path] = []
-        for path in _newest([*self._marks]):
-            self._done[path] = max((seen.step for seen in _rows(path)), default=-1)
+        self._old = {p: [seen.step for seen in _rows(p)] for p in _newest([*self._marks])}
+        """The steps of earlier attempts. An attempt that starts over writes a new table there."""
 
     def offer(self, files: Iterable[Path]) -> None:
         """Accept tables that are new or have changed since the attempt started."""
@@ -235,9 +234,10 @@ class Table(Source):
             if (mark := _mark(path)) == self._marks.get(path):
                 continue
             self._marks[path] = mark
-            for seen in _rows(path):
-                if seen.step > self._done.get(path, -1):
-                    self.steps.add(seen)
+            rows, old = _rows(path), self._old.get(path, [])
+            same = sum(seen.step == step for seen, step in zip(rows, old))
+            for seen in rows[same:] if same == min(len(rows), len(old)) else rows:
+                self.steps.add(seen)
 
 
 def _rows(path: Path) -> list[Sighting]:
