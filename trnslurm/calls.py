@@ -73,7 +73,7 @@ def saved(step: int, path: str | os.PathLike[str] | None = None) -> None:
 
 
 def ends_now() -> bool:
-    """Return whether should_stop() has been true, so that the next save is the last."""
+    """Return whether should_stop() has returned True, which makes the next save the last."""
     return _worker is not None and _worker.ends
 
 

@@ -6,8 +6,8 @@ steps since its previous look. A worker that computes longer than the others in 
 them wait. If all workers wait longer than before, the network may be the cause. Standard library
 only.
 
-If a host runs ahead of its device (neuron), the time of collectives is part of the computing time,
-so all workers look the same, and nothing is found.
+If a host runs ahead of its device (neuron), collective time counts as computing time, so all
+workers look the same, and no slow worker is found.
 """
 
 from __future__ import annotations

@@ -368,7 +368,7 @@ def test_controller_away_in_a_restart(user, control, row) -> None:
     invariants.check(run, control(), row, recovery, lost_at_most=INTERVAL)
 
 
-@pytest.mark.row(34, "all processes of a node are frozen, with standby workers")
+@pytest.mark.row(34, "all processes on a node are frozen, with standby workers enabled")
 def test_frozen_node(user, control, row) -> None:
     run = submit(user, "train.pause_s=0.7")
     run.reach(25)

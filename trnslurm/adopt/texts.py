@@ -103,7 +103,7 @@ class Texts:
         return text
 
     def _matches_no_file(self, word: Word) -> bool:
-        """Check whether a word with wildcards stays unchanged, because it matches no file here."""
+        """Check whether a word with wildcards stays unchanged because no file here matches it."""
         pattern = ""
         for part in word.parts:
             if part.kind == "other" and part.text in WILDCARDS:

@@ -34,7 +34,7 @@ _COMMANDS = {
     "status": ("runs", "Show the state of a run or a sweep, and why."),
     "top": ("top", "Show runs live: progress, loss, speed, time left and last lines."),
     "logs": ("runs", "Print the log of a node or of the batch script."),
-    "metrics": ("metrics", "Print, draw or send the metrics of each step, or of a sweep's runs."),
+    "metrics": ("metrics", "Print, plot or send the metrics of each step, or of a sweep's runs."),
     "exporter": ("exporter", "Export metrics of active runs and their nodes to Prometheus."),
     "report": ("report", "Write an HTML report about a run, or a report that compares runs."),
     "compare": ("report", "Compare the states and configurations of runs."),

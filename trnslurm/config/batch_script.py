@@ -207,7 +207,7 @@ def read_batch_script(file: Path) -> BatchScript:
     text = read_file(file).decode(errors="replace")
     if not text.startswith("#!"):  # as sbatch does
         raise ConfigError(
-            f"{file}: a batch script must begin with a shell line such as #!/bin/bash"
+            f"{file}: a batch script must begin with a shebang line such as #!/bin/bash"
         )
     found = _last_of_each(file, text)
     for name, why in _REFUSED.items():

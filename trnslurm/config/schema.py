@@ -63,9 +63,10 @@ class Slurm(Frozen):
     max_nodes: Positive[int | None] = None
     """The most nodes of a job; larger requests are refused before submission."""
     job_cpus: Positive[int | None] = None
-    """The most CPUs of a job on all its nodes: the more nodes, the fewer CPUs on each."""
+    """The maximum number of CPUs for a job across all its nodes. More nodes mean fewer CPUs on
+    each."""
     job_gpus: Positive[int | None] = None
-    """The most GPUs of a job on all its nodes."""
+    """The maximum number of GPUs for a job across all its nodes."""
     partitions: Mapping[str, Allowed] = field(default_factory=dict)
     """Other partitions for the same jobs, by their names: Slurm starts a job in the first partition
     that allows the job and has free nodes."""
@@ -275,7 +276,7 @@ class LabelledRows(Frozen):
     text: tuple[str, ...] = ()
     """The text column, or two columns for pairs; empty: the task's, or `text` without a task."""
     label: NotEmpty[str | None] = None
-    """The label column; None: the task's, or `label` without a task."""
+    """The label column. If None, the task's column, or `label` if there is no task."""
     labels: tuple[str, ...] = ()
     """Label names in numeric order; empty: the task's, or without a task those in the rows."""
     task: NotEmpty[str | None] = None

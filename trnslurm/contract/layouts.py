@@ -91,7 +91,7 @@ class Candidate(NamedTuple):
 def directory_at(
     here: Path, named: Named, lives: Sequence[Life], workers: int
 ) -> Iterator[Candidate]:
-    """Yield a directory that is a checkpoint as a whole, whether or not it is complete."""
+    """Yield a directory that is itself a checkpoint, complete or not."""
     if UNFINISHED.search(here.name):
         return
     of_trainer = OF_TRAINER.fullmatch(here.name)

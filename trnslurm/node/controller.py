@@ -276,8 +276,8 @@ class Controller:
     def end_job(self, first: str, *, completed: bool) -> None:
         """End a job whose batch script is gone with its first node.
 
-        After scancel the job is CANCELLED, and no `afterok` job starts. A job that starts again can
-        complete: attempt/judge.py ends it at once.
+        After scancel the job is CANCELLED, and no `afterok` job starts. A restarted job can still
+        complete, because attempt/judge.py ends it at once.
         """
         if completed:
             self.wait_until_left(first)
@@ -312,7 +312,7 @@ class Controller:
 
 
 class NoController(Controller):
-    """Stands in for the controller without Slurm: it asks nothing, and nothing starts again."""
+    """Stands in for the controller without Slurm: it makes no queries and restarts nothing."""
 
     requeues, signals_workers, own_session = False, False, True
     ends_step_by = signal.SIGTERM

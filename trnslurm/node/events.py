@@ -1,7 +1,7 @@
 """Sends messages about an attempt: it starts, stalls, is requeued, or has ended.
 
 A separate process sends each message while training continues. An error in this module never fails
-an attempt. Only the attempt's end waits for the messages, for a few seconds.
+an attempt. The program waits for the messages only at the end of the attempt, for a few seconds.
 """
 
 from __future__ import annotations

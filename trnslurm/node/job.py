@@ -31,7 +31,7 @@ class Job:
         self.relay: threading.Thread | None = None
         """Passes on the srun output of a step on standby."""
         self.served = hosts_of_roles(os.environ)
-        """The number of role nodes in each component; the first also has the training's nodes."""
+        """The number of role nodes in each component. The first also has the training nodes."""
         hears = options.spares or options.fewer or options.standby or any(self.served)
         # The batch script runs on the first node.
         self.beats = Beats(os.environ["MASTER_ADDR"]) if hears else None

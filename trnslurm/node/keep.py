@@ -29,7 +29,7 @@ _PREFIX = ".removed-"
 def main() -> int:
     """Check regularly until the task ends."""
     parser = argparse.ArgumentParser(prog="keep", allow_abbrev=False)
-    parser.add_argument("--task", type=int, required=True, help="the process of node.sh")
+    parser.add_argument("--task", type=int, required=True, help="the node.sh process")
     parser.add_argument("--last", type=int, required=True, help="number of checkpoints to keep")
     options = parser.parse_args()
     with suppress(OSError):

@@ -208,7 +208,7 @@ class History(Frozen, kw_only=False):
         )
 
     def _nodes_at(self, moment: float) -> int:
-        """Return the number of nodes at a given time, because a resume may have changed it."""
+        """Return the number of nodes at a given time. A resume may have changed it."""
         for before in self.record.history:
             resumed = seconds_of(str(before["resumed"]))
             if resumed is not None and moment < resumed:
@@ -257,7 +257,7 @@ class History(Frozen, kw_only=False):
 
     @cached_property
     def use(self) -> dict[int, list[dict[str, Any]]]:
-        """The use that the run's nodes recorded, by node. For a large run, only the first nodes."""
+        """The usage that the run's nodes recorded, by node. For a large run, the first nodes."""
         found: dict[int, list[dict[str, Any]]] = {}
         for node, file in [*self.run.usage_files().items()][:_MOST_NODES]:
             with suppress(OSError):

@@ -33,7 +33,7 @@ _MANIFEST = "manifest.json"
 
 
 class Checkpoint(Frozen):
-    """A checkpoint whose files are all present in full length."""
+    """A checkpoint whose files are all present and complete."""
 
     path: Path
     facts: Mapping[str, Any]

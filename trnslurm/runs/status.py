@@ -72,7 +72,7 @@ class RunStatus(Frozen):
     values: Mapping[str, str]
     """The values that the sweep set for this run."""
     copied_from: str
-    """The S3 directory from whose newest checkpoint the run starts, or empty."""
+    """The S3 directory whose newest checkpoint the run starts from, or empty."""
     precompile: Mapping[str, Any]
     """As in run.json: the key of the run's graphs, and why there was no precompile phase."""
     metrics: Mapping[str, Any] = field(default_factory=dict)

@@ -67,7 +67,7 @@ def ask_one_of_each(
         if kind.up and not kind.unusable:
             asked.setdefault(kind.node, kind)
     if not asked:
-        raise SlurmError("--ask-nodes: none of these nodes is up and accepts your jobs")
+        raise SlurmError("--ask-nodes: none of these nodes is up and accepting your jobs")
     told: dict[str, Told] = {}
     silent: list[str] = []
     say(f"Asking one node of each kind: {', '.join(kind.label for kind in asked.values())}")

@@ -112,7 +112,7 @@ class Slurm(Frozen, kw_only=False):
 
     @property
     def vanished(self) -> bool:
-        """Check whether the cluster, such as a sandbox, was removed: even its parent is gone.
+        """Check whether the cluster, such as a sandbox, was removed with its parent directory.
 
         If only the directory is missing, its file system may not be mounted at the moment.
         """

@@ -50,7 +50,7 @@ class Stage(Frozen):
     options: JobOptions
     needs: tuple[str, ...] = ()
     continues: str = ""
-    """The stage from whose newest checkpoint it starts."""
+    """The stage whose newest checkpoint it starts from."""
     condition: str = ""
     files: tuple[str, ...] | None = None
     """Patterns of the project's files that affect the result.

@@ -29,7 +29,7 @@ _STOPPED = "stopped-step-"
 class RunCallback(Callback):
     """Lets a Lightning script report its metrics, stop on request and save.
 
-    It reports what ModelCheckpoint saves. At a stop, it saves to {checkpoints} itself.
+    It reports what ModelCheckpoint saves. When asked to stop, it saves to {checkpoints} itself.
     """
 
     def __init__(self) -> None:

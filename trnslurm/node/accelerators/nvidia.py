@@ -85,7 +85,7 @@ class NvidiaGpus(Accelerator):
 
 
 def read_nvidia_smi(lines: list[str]) -> DeviceReport | None:
-    """Read the last line of each GPU. A GPU partition (MIG) has no utilization: [N/A]."""
+    """Read the last line for each GPU. A GPU partition (MIG) has no utilization: [N/A]."""
     devices: dict[int, DeviceUse] = {}
     errors: Errors = {}
     for line in lines:

@@ -128,7 +128,7 @@ class Looked(Event):
     enough: EndCause = EndCause.NONE
     """Why the workers must save and end now: a cap is near, or no more steps are needed."""
     grace_s: float = 0.0
-    """How long the workers have for their last save then."""
+    """How long the workers then have for their last save."""
     grows: bool = False
     """Whether training should restart on more nodes, which are free."""
 

@@ -42,7 +42,7 @@ _OWN_BYTES = 4 << 20
 def main() -> int:
     """Look until the task ends, or the script reports."""
     parser = argparse.ArgumentParser(prog="numbers", allow_abbrev=False)
-    parser.add_argument("--task", type=int, required=True, help="the process of node.sh")
+    parser.add_argument("--task", type=int, required=True, help="the node.sh process")
     options = parser.parse_args()
     with suppress(OSError):
         os.nice(10)

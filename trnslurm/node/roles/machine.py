@@ -54,7 +54,7 @@ class Server:
     ports: int = 0
     """How many ports were already taken."""
     why: str = ""
-    """Why it ended, or does not respond."""
+    """Why it ended or is not responding."""
     silent_at: float = math.inf
     """Since when its node has not responded either."""
     looks: bool = False

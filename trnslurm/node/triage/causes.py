@@ -352,7 +352,7 @@ def read_site_causes(name: str, table: dict[str, Any]) -> list[Cause]:
 
 
 def _usual_mend(entry: dict[str, Any]) -> str:
-    """Return how a run continues if the entry does not say so."""
+    """Return how a run continues if the entry does not specify it."""
     if entry["kind"] == EFFECT:
         return PASSES
     return SUBMIT if entry["source"] == "script" else RESUME

@@ -370,7 +370,7 @@ def _met(lines: list[str], ranks: int) -> int:
 
 
 def _killed_program(files: RunFiles, about: Attempt, hosts: list[str]) -> Suspect:
-    """Return the attempt's own program if it was killed, because its srun ends with it."""
+    """Return the attempt's own program if it was killed. Its srun ends with it."""
     return Suspect(
         lines=("the program that runs the attempt ended without a record of why",),
         place=str(files.state_file(about.phase, about.attempt).relative_to(files.path)),

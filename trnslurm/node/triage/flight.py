@@ -38,7 +38,8 @@ class Verdict(Frozen):
     sentence: str
     fix: str
     ranks: tuple[int, ...] = ()
-    """The ranks that others waited for and that waited for no rank: they hold up the others."""
+    """The ranks that others waited for, and that were not waiting themselves. They held up the
+    others."""
     certain: bool = True
     mend: str = ""
     """How the run continues after the fix (see Cause.mend), or "" as after any timeout."""

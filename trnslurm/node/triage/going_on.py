@@ -56,7 +56,7 @@ def last_steps(lines: Sequence[str]) -> int:
 def says_it_goes_on(line: str) -> bool:
     """Check whether a line says that the program goes on.
 
-    A line of progress does not: it may count skipped steps.
+    A progress line does not, because it may count skipped steps.
     """
     said = GOES_ON.search(line) or (_REMARK.search(line) and not _ADVISES.search(line))
     return bool(said) and not _STEP.search(line)
@@ -65,7 +65,7 @@ def says_it_goes_on(line: str) -> bool:
 def was_caught(before: str, after: str, *, printed: bool = False) -> bool:
     """Check from the lines around a traceback whether a program logged it and continued.
 
-    Ranks that share a log write between each other's lines, so one of the two sides is not enough,
+    Ranks that share a log interleave their lines, so a match on one side is not enough,
     unless the traceback itself shows that a handler `printed` it.
     """
     if _OF_LAUNCHERS.search(after):

@@ -60,7 +60,7 @@ def left_out_of(run: Path) -> list[str]:
 
 
 def not_copied(run: Path, lines: Iterable[str]) -> str:
-    """Return the path that a script misses because its run did not copy it, or "".
+    """Return the path that a script cannot find because its run did not copy it, or "".
 
     The path is relative to the script's project.
     """

@@ -39,7 +39,7 @@ _DEVICE = "device_"
 def main() -> int:
     """Look until the task ends."""
     parser = argparse.ArgumentParser(prog="usage", allow_abbrev=False)
-    parser.add_argument("--task", type=int, required=True, help="the process of node.sh")
+    parser.add_argument("--task", type=int, required=True, help="the node.sh process")
     parser.add_argument("--node", type=int, required=True, help="or the number of a role's server")
     parser.add_argument("--seconds", type=float, required=True, help="seconds between two looks")
     options = parser.parse_args()

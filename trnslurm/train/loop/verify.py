@@ -198,7 +198,7 @@ def _agreed(one: int, other: int, world: int, both: bool) -> tuple[int, ...]:
 
 @torch.no_grad()
 def digest(tensors: Sequence[Tensor]) -> str:
-    """Return a string that depends on every bit of the tensors: it shows any changed bit."""
+    """Return a string that changes if any bit of the tensors changes."""
     parts: list[Tensor] = []
     for tensor in tensors:
         bits = tensor.reshape(-1).view(_WHOLE[tensor.element_size()])
