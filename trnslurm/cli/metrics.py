@@ -81,7 +81,7 @@ def metrics_command(
     project: str | None,
     console: Terminal,
 ) -> None:
-    """Print, draw or send the metrics of each step, or of a sweep's runs.
+    """Print, plot or send the metrics of each step, or of a sweep's runs.
 
     Steps that a later attempt repeated are shown once. --json prints all steps and all metrics.
 
