@@ -951,7 +951,7 @@ def test_a_download_without_internet_is_no_problem_of_the_rendezvous(run) -> Non
             [".root", "data"],
             "check whether the script needs data, .root, which .gitignore excluded from the copy",
         ),
-        ([], "download it where there is internet"),
+        ([], "download it on a machine with internet access"),
     ):
         write_json(run.project_file, {"links": {}, "left_out": left_out})
         record(run, 0, 1.0, f"RuntimeError: Error downloading images.gz:\n{unknown}")
