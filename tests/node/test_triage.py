@@ -698,7 +698,7 @@ def test_an_error_before_all_ranks_were_connected_ended_none(run) -> None:
 def test_advice_does_not_name_a_version_of_the_users_script(run) -> None:
     error = "[rank0]: RuntimeError: cannot call numpy() on it. Use detach().numpy() instead.\n"
     log(run, 0, PEER_GONE.format(0).rsplit("[rank0]", 1)[0] + error)
-    assert found(run).fix == "do as the line says at train.py, line 7"
+    assert found(run).fix == "do what the line suggests at train.py, line 7"
 
 
 def test_an_error_that_a_rank_survived_is_no_other_cause(run) -> None:
@@ -1125,7 +1125,7 @@ def test_the_end_of_a_log_without_errors_is_read(run) -> None:
         0,
         2 * "The IPv6 network addresses of (gpu-1, 262) cannot be retrieved (gai error: -3)\n",
     )
-    assert "the name of the master, gpu-1, cannot be resolved" in found(run).cause
+    assert "the master's name, gpu-1, cannot be resolved" in found(run).cause
     log(run, 0, "Epoch 3: 40%\n")
     assert found(run).name == "time-limit"
 

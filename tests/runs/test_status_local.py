@@ -343,7 +343,7 @@ AGAIN = "trnslurm submit gpt --nodes 2"
         (
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
             True,
-            "set a smaller batch.micro_batch: the plan makes up for it with accumulation, then "
+            "set a smaller batch.micro_batch (the plan makes up for it with accumulation), then "
             + AGAIN,
         ),
         (
