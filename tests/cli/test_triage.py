@@ -90,7 +90,7 @@ def test_status_shows_it_after_a_crash_but_not_after_a_stop(make_run, cli, fake_
     fake_slurm.queue("1002|PENDING|BeginTime|x|")
     record(run, 1, "ModuleNotFoundError: No module named 'h5py'")
     out = cli("status", run.name).out
-    assert "\nfix: install it there" in out and f"{run.name}: REQUEUED" in out
+    assert "\nfix: install it with the job's own Python" in out and f"{run.name}: REQUEUED" in out
     data: dict[str, Any] = json.loads(cli("status", run.name, "--json").out)
     assert data["failure"]["name"] == "module-missing"
     (run.state / "stop-train-1.json").write_text("{}")
