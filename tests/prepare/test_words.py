@@ -210,5 +210,5 @@ def test_pairs_are_framed_as_roberta_does(prepare, tmp_path):
     assert samples.input_ids[0][: len(expected)].tolist() == expected
     assert set(samples.input_ids[0][len(expected) :].tolist()) == {1}
     assert samples.token_type_ids.sum() == 0
-    with pytest.raises(TrainError, match=r"pad_token_id is 0, but .* is padded with 1: its"):
+    with pytest.raises(TrainError, match=r"pad_token_id is 0, but .* is padded with 1: the model"):
         open_labelled(tmp_path / "data", "train", seq_len=40, vocab_size=400, seed=1, pad_id=0)

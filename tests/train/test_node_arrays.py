@@ -272,7 +272,7 @@ def test_what_another_user_may_have_put_there_is_not_used(base, tmp_path, kind):
         path.symlink_to(tmp_path / "elsewhere")
     else:
         path.touch()
-    with pytest.raises(OSError, match=r"this user's alone|File exists"):
+    with pytest.raises(OSError, match=r"this user's private|File exists"):
         NodeArrays(path, DTYPE, print)
     arrays = share("key", 100, DTYPE, print)
     assert arrays._directory.parent == tmp_path / "memory"
