@@ -294,23 +294,29 @@ def children(pid: int) -> str:
 @pytest.mark.parametrize(
     ("second", "cause"),
     [
-        ("time.sleep(600)", "rank 1 was at train.py:11 (<module>), while others waited for it"),
-        ("wait(11)", "ranks wait in different collectives: rank 0 at train.py:9, rank 1 at train"),
+        (
+            "open('done-1', 'w').close(); time.sleep(600)",
+            "rank 1 was at train.py:11 (<module>), while others waited for it",
+        ),
+        ("fail(11)", "ranks wait in different collectives: rank 0 at train.py:9, rank 1 at train"),
     ],
 )
 def test_who_did_not_wait_when_another_timed_out(job, second: str, cause: str) -> None:
+    """Both have said where they are before one of them ends."""
     job = job(1, 2)
     script = f"""
 import os, sys, time
 rank = os.environ["RANK"]
-def wait(line):
+def fail(line):
     said = ["Traceback (most recent call last):", f'  File "train.py", line {{line}}, in <module>',
             "RuntimeError: [gloo/buffer.cc:7] Timed out waiting 5ms for recv operation"]
-    sys.exit("\\n".join(f"[rank{{rank}}]: {{words}}" for words in said))
-while rank == "0" and not os.path.exists("there"): time.sleep(0.05)
-if rank == "0": wait(9)
-open("there", "w").close()
-{second}
+    print("\\n".join(f"[rank{{rank}}]: {{words}}" for words in said), file=sys.stderr, flush=True)
+    open("done-" + rank, "w").close()
+if rank == "0": fail(9)
+else:
+    {second}
+while len([name for name in os.listdir() if name.startswith("done-")]) < 2: time.sleep(0.05)
+sys.exit(1)
 """
     startup = str(ROOT / "trnslurm/node/startup")
     job.bench.environ["PYTHONPATH"] = f"{startup}:{job.bench.environ.get('PYTHONPATH', ROOT)}"
