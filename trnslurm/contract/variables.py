@@ -35,13 +35,13 @@ class Variable(Meant):
     PORTS = "TRNSLURM_PORTS", "two free ports on the first node"
     DEVICE_PORT = (
         "TRNSLURM_DEVICE_PORT",
-        ("the second of these ports, for the device's own rendezvous"),
+        "the second of these ports, for the device's own rendezvous",
     )
     STEP = "TRNSLURM_STEP", "the step's number, inside a job that the user holds"
     TASK = "TRNSLURM_TASK", "JOB_N for a task of a job array"
     TAKEN = (
         "TRNSLURM_TAKEN",
-        ("the run that a task of a job array continues, in a later rung of a sweep"),
+        "the run that a task of a job array continues, in a later rung of a sweep",
     )
     GIVEN = "TRNSLURM_GIVEN", "the environment of the submitting shell, for a batch script"
     LOCAL = "TRNSLURM_LOCAL", "the directory of TorchNeuron's own files on a node's disk"
@@ -94,7 +94,7 @@ class Variable(Meant):
     GATE = "TRNSLURM_GATE", "where standby workers wait"
     ASKED = (
         "TRNSLURM_ASKED",
-        ("the descriptor to which the script writes the command that it would start"),
+        "the descriptor to which the script writes the command that it would start",
     )
     STANDBY = "TRNSLURM_STANDBY", "the number of the next attempt, whose workers are waiting"
     EVENT = "TRNSLURM_EVENT", "for a notification command, the event"

@@ -73,7 +73,7 @@ class Numbers:
         self._outside = Outside(time.time(), self._places)
         old = [*found_in(self._places)]
         self._written = Written(RUN.metrics_file, attempt)
-        log = Log(RUN.node_log("train", attempt, 0), earlier(RUN.metrics_file))
+        log = Log(RUN.node_log("train", attempt, 0), earlier(RUN.metrics_file, attempt))
         self._epochs = Epochs(log)
         self._sources: list[Source] = [
             Tensorboard(old),
@@ -121,13 +121,13 @@ class Numbers:
         self._find_at = now + max(_FILES_S, (time.monotonic() - start) / _SHARE)
 
 
-def earlier(file: Path) -> Earlier | None:
-    """Return what the lines of earlier attempts say about epochs, or None if there are none."""
-    try:
-        with open_file(file) as stream:
-            lines = stream.read(_OWN_BYTES).splitlines()
-    except OSError:
+def earlier(file: Path, attempt: int) -> Earlier | None:
+    """Return what earlier attempts' lines say about epochs, or None for the first attempt."""
+    if attempt == 1:
         return None
+    lines: list[bytes] = []
+    with suppress(OSError), open_file(file) as stream:
+        lines = stream.read(_OWN_BYTES).splitlines()
     told = [line for line in map(_object, lines) if isinstance(line.get("epoch"), float)]
     places = [line for line in told if line.get(READ) == LOG]
     epochs = [line for line in told if line.get(READ) == EPOCHS]
@@ -136,7 +136,7 @@ def earlier(file: Path) -> Earlier | None:
         return Earlier(int(places[0]["epoch"]), restarts)
     if epochs and isinstance(step := epochs[0].get("step"), int):
         return Earlier(int(epochs[0]["epoch"]) - step + 1)
-    return Earlier() if lines else None
+    return Earlier()
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -7,6 +7,7 @@ The loss is certain only when the epoch has ended, unless the script prints one 
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import NamedTuple
 
 from trnslurm.node.numbers.lines import ASIDE, EPOCH, HELD_OUT_WORDS, NUMBER, free_at
@@ -25,6 +26,8 @@ _HELD_OUT_LOSS = re.compile(
     rf"\s*[:=]?\s*(?:tensor\()?(?P<number>{NUMBER})(?![\w/]|\.\w|[:-]\d)",
     re.IGNORECASE,
 )
+_MOST_LOSSES = 8
+"""The losses of a piece that are examined. A longer list is not the loss of an epoch."""
 _OF = re.compile(r"\s*(?:/|of)\s*(\d+)")
 
 
@@ -113,9 +116,11 @@ class EpochReader:
 
 def _loss(piece: str) -> _Loss | None:
     """Return the one training loss in a piece of a log."""
+    if "loss" not in piece.lower():
+        return None
     named: set[str] = set()
     plain: set[str] = set()
-    for each in _LOSS.finditer(piece):
+    for each in islice(_LOSS.finditer(piece), _MOST_LOSSES):
         before = piece[: each.start()]
         if ASIDE.search(before):
             break

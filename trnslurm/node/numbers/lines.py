@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 _MOST_CHARACTERS = 4000
+_MOST_NUMBERS = 32
 NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|[-+]?(?:nan|inf)\b"
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?!\d|[.,-]\d)"
 _COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -181,7 +183,7 @@ def _numbers(body: str) -> dict[str, float]:
     """Return the metrics of a line that has exactly one loss, or none."""
     found: dict[str, str] = {}
     losses: dict[str, set[str]] = {}
-    for each in _NAME.finditer(body):
+    for each in islice(_NAME.finditer(body), _MOST_NUMBERS):
         sure = each["by"].strip() or "." in each["number"] or each["number"].isalpha()
         if not sure or not free_at(body[: each.start()]):
             continue
